@@ -1,0 +1,27 @@
+"""The errors a person meets. The C++ core raises these same classes."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of every error that tiny_vllm raises on purpose."""
+
+
+class ModelLoadError(Error, ValueError):
+    """A model folder cannot be used. Says which file, which tensor or field, what was expected and what was found."""
+
+
+class InvalidRequestError(Error, ValueError):
+    """A request or an engine argument is out of range. Says which field, and the allowed range."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Says how much memory was wanted, how much there is, and which argument to lower."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A device cannot be used, or one of its calls failed. Says which, and what to do about it."""
+
+
+class InternalError(Error, RuntimeError):
+    """A broken promise inside the engine: a bug of tiny_vllm. Please report it with the message."""
