@@ -1,0 +1,134 @@
+// The engine: requests in, tokens out, one step at a time.
+//
+// A step is: the scheduler picks chunks of requests, the transformer runs over their tokens, and each request whose
+// last known token was among them gets its next one. Text is somebody else's work (Python): here are only token ids.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/backend.h"
+#include "kv/block_allocator.h"
+#include "model/transformer.h"
+#include "sample/sampler.h"
+#include "sched/request.h"
+#include "sched/scheduler.h"
+
+namespace tiny_vllm {
+
+// Defaults live in Python (EngineConfig); here every field is given.
+struct EngineOptions {
+  BackendOptions backend;
+  DType dtype = DType::kBFloat16;
+  bool dummy_weights = false;
+  uint64_t seed = 0;
+  std::vector<int32_t> eos_token_ids;
+
+  int64_t block_size = 0;
+  int64_t max_model_len = 0;  // 0: as config.json says
+  int64_t max_num_seqs = 0;
+  int64_t max_num_batched_tokens = 0;
+  int64_t kv_cache_memory_bytes = 0;  // 0: memory_utilization of what is free
+  double memory_utilization = 0;
+  std::string scheduler;
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+};
+
+// What a step has to say about one sequence: usually a new token.
+struct StepOutput {
+  std::string request_id;
+  int64_t index = 0;   // which of the n outputs
+  int32_t token = -1;  // -1: none, the request ended in another way
+  std::vector<TokenLogprob> logprobs;                      // of the token, when asked for: it, then the most likely
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // with a request's first output; element i is of token i+1
+  FinishReason finish_reason = FinishReason::kNone;
+  std::optional<int32_t> stop_token;  // the entry of stop_token_ids that ended it
+  std::string error;                  // with FinishReason::kError
+  int64_t num_cached_tokens = 0;
+};
+
+struct EngineMetrics {
+  int64_t num_steps = 0;
+  int64_t num_prompt_tokens = 0;      // of admitted requests, prefix hits included
+  int64_t num_generated_tokens = 0;
+  int64_t num_computed_tokens = 0;    // rows that went through the transformer, recomputation included
+  int64_t num_preemptions = 0;
+  int64_t num_finished = 0;
+  int64_t num_aborted = 0;
+  int64_t bytes_read = 0;             // weights once a step, keys and values once a request and step
+  double schedule_seconds = 0;
+  double forward_seconds = 0;
+  double sample_seconds = 0;
+};
+
+class Engine {
+ public:
+  // config_json is the text of config.json; source its name, for messages. folder holds the safetensors files.
+  // Throws ModelLoadError, InvalidRequestError (an option), OutOfMemoryError or DeviceError; nothing is leaked then.
+  Engine(const std::string& config_json, const std::string& source, const std::string& folder, EngineOptions options,
+         const LoadProgress& progress);
+  ~Engine();
+
+  // Throws InvalidRequestError: the id is in use, no tokens, a token outside the vocabulary, a parameter out of range,
+  // or a prompt that can never fit. The engine is as before then.
+  void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params);
+
+  // Ends all sequences of the request and gives their blocks back. False if there is no such request.
+  bool abort_request(const std::string& id);
+
+  // Runs one step. Empty when there was nothing to do.
+  std::vector<StepOutput> step();
+
+  bool has_unfinished_requests() const { return !requests_.empty(); }
+  int64_t max_total_len() const { return max_total_len_; }
+
+  const EngineOptions& options() const { return options_; }
+  const EngineMetrics& metrics() const { return metrics_; }
+  const BlockAllocator& allocator() const { return *allocator_; }
+  const Scheduler& scheduler() const { return *scheduler_; }
+  const Transformer& transformer() const { return *transformer_; }
+  const Backend& backend() const { return *backend_; }
+
+ private:
+  // The sequences of one add_request() call, and what is collected for them.
+  struct Group {
+    std::vector<std::unique_ptr<Request>> sequences;
+    std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+    int64_t num_unfinished = 0;
+    bool forked = false;
+  };
+
+  int64_t choose_num_blocks() const;
+  StepBatch make_batch(const StepPlan& plan) const;
+  // One row of logits that a step has to look at: for the next token of a sequence, or for a prompt logprob.
+  struct LogitsRow {
+    Request* request;
+    int64_t position;  // of the token that was the row's input
+  };
+  std::vector<LogitsRow> rows_wanted(const StepPlan& plan) const;
+  void take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs);
+  void append_token(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
+  void fork(Request& parent);
+  void finish(Request& request, FinishReason reason);
+
+  EngineOptions options_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Transformer> transformer_;
+  std::unique_ptr<BlockAllocator> allocator_;
+  std::unique_ptr<Scheduler> scheduler_;
+  Sampler sampler_;
+  std::unordered_map<std::string, Group> requests_;
+  std::vector<float> logits_;  // (max logits rows, V)
+  int64_t max_logits_rows_ = 0;
+  int64_t max_total_len_ = 0;
+  uint64_t next_arrival_ = 0;
+  EngineMetrics metrics_;
+};
+
+}  // namespace tiny_vllm

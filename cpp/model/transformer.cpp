@@ -1,0 +1,107 @@
+#include "model/transformer.h"
+
+#include <cmath>
+#include <utility>
+
+namespace tiny_vllm {
+
+Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, TransformerLimits limits, Backend& backend)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      dtype_(dtype),
+      limits_(limits),
+      backend_(backend),
+      rope_(config_.rope, config_.head_dim, config_.max_position_embeddings) {
+  const int64_t T = limits.max_tokens, D = config_.hidden_size, F = config_.intermediate_size;
+  residual_ = scratch(T, D, dtype);
+  hidden_ = scratch(T, D, dtype);
+  qkv_ = scratch(T, config_.qkv_size(), dtype);
+  attention_ = scratch(T, config_.num_heads * config_.head_dim, dtype);
+  gate_up_ = scratch(T, 2 * F, dtype);
+  mlp_ = scratch(T, F, dtype);
+  selected_ = scratch(T, D, dtype);
+  logits_ = scratch(limits.max_logits_rows, config_.vocab_size, DType::kFloat32);
+}
+
+Tensor Transformer::scratch(int64_t rows, int64_t cols, DType dtype) {
+  buffers_.push_back(backend_.allocate(rows * cols * size_of(dtype)));
+  return Tensor(buffers_.back().get(), dtype, {rows, cols});
+}
+
+void Transformer::allocate_kv_cache(int64_t num_blocks) {
+  TV_CHECK(num_blocks > 0 && kv_.empty(), "the KV cache is allocated once, with at least one block");
+  num_blocks_ = num_blocks;
+  for (int64_t l = 0; l < config_.num_layers; ++l) {
+    PagedKv kv;
+    for (Tensor* t : {&kv.keys, &kv.values}) {
+      buffers_.push_back(backend_.allocate(kv_bytes_per_block() / (2 * config_.num_layers) * num_blocks));
+      *t = Tensor(buffers_.back().get(), dtype_,
+                  {num_blocks, config_.num_kv_heads, limits_.block_size, config_.head_dim});
+    }
+    kv_.push_back(kv);
+  }
+}
+
+void Transformer::forward(const StepBatch& step) {
+  const int64_t T = step.num_tokens(), n = static_cast<int64_t>(step.logits_rows.size());
+  TV_CHECK(T > 0 && T <= limits_.max_tokens, "a step of ", T, " tokens; the buffers hold ", limits_.max_tokens);
+  const DeviceBatch batch = backend_.upload(step);
+
+  const Tensor residual = residual_.rows(0, T);
+  const Tensor hidden = hidden_.rows(0, T);
+  backend_.embedding(weights_.embedding, batch.token_ids, residual);  // ids (T) -> (T, D)
+  for (int64_t l = 0; l < config_.num_layers; ++l) layer(l, batch);
+
+  if (n == 0) return;  // chunks in the middle of a prompt: the cache is all that was wanted
+  backend_.add_rms_norm(residual, hidden, weights_.final_norm, config_.rms_norm_eps, hidden);
+  backend_.gather_rows(hidden, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
+}
+
+void Transformer::layer(int64_t l, const DeviceBatch& batch) {
+  const LayerWeights& w = weights_.layers[l];
+  const int64_t T = batch.num_tokens;
+  const float eps = config_.rms_norm_eps;
+  const Tensor residual = residual_.rows(0, T), hidden = hidden_.rows(0, T), qkv = qkv_.rows(0, T);
+  const Tensor attention = attention_.rows(0, T), gate_up = gate_up_.rows(0, T), mlp = mlp_.rows(0, T);
+
+  AttentionShape shape;
+  shape.num_heads = config_.num_heads;
+  shape.num_kv_heads = config_.num_kv_heads;
+  shape.head_dim = config_.head_dim;
+  shape.block_size = limits_.block_size;
+  shape.sliding_window = config_.sliding_window[l];
+  shape.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+
+  // Attention block. From the second layer on, `hidden` is the previous MLP's output and joins the stream here.
+  if (l == 0)
+    backend_.rms_norm(residual, w.attn_norm, eps, hidden);
+  else
+    backend_.add_rms_norm(residual, hidden, w.attn_norm, eps, hidden);
+  backend_.matmul(hidden, w.qkv, w.qkv_bias, qkv);  // (T, D) x ((H+2Hk)·Dh, D)ᵀ -> (T, (H+2Hk)·Dh)
+  backend_.rope_and_cache(qkv, w.q_norm, w.k_norm, eps, batch, shape, kv_[l]);
+  backend_.paged_attention(qkv, batch, shape, kv_[l], attention);  // -> (T, H·Dh)
+  backend_.matmul(attention, w.o, w.o_bias, hidden);               // (T, H·Dh) x (D, H·Dh)ᵀ -> (T, D)
+
+  // MLP block.
+  backend_.add_rms_norm(residual, hidden, w.mlp_norm, eps, hidden);
+  backend_.matmul(hidden, w.gate_up, w.gate_up_bias, gate_up);  // (T, D) x (2F, D)ᵀ -> (T, 2F)
+  backend_.act_mul(gate_up, config_.activation, mlp);           // (T, 2F) -> (T, F)
+  backend_.matmul(mlp, w.down, w.down_bias, hidden);            // (T, F) x (D, F)ᵀ -> (T, D)
+}
+
+void Transformer::logits(int64_t begin, int64_t count, float* host) {
+  TV_CHECK(count <= limits_.max_logits_rows, count, " rows of logits; the buffer holds ", limits_.max_logits_rows);
+  const Tensor out = logits_.rows(0, count);
+  backend_.matmul(selected_.rows(begin, count), weights_.lm_head, Tensor(), out);  // (n, D) x (V, D)ᵀ -> (n, V)
+  backend_.download(host, out.data, out.nbytes());
+}
+
+void Transformer::copy_block(int32_t src, int32_t dst) {
+  for (const PagedKv& kv : kv_) backend_.copy_block(kv, src, dst);
+}
+
+int64_t Transformer::bytes_read_per_step() const {
+  return config_.tie_word_embeddings ? weights_.bytes : weights_.bytes - weights_.embedding.nbytes();
+}
+
+}  // namespace tiny_vllm

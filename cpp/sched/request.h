@@ -1,0 +1,43 @@
+// One sequence of tokens on its way through the engine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sample/sampling_params.h"
+
+namespace tiny_vllm {
+
+enum class RequestState : uint8_t { kWaiting, kRunning, kFinished };
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
+
+// With params.n > 1 a request becomes n sequences once its prompt is computed: the first keeps the object, the others
+// are copies with their own `index` that share its blocks until they write to them.
+struct Request {
+  std::string id;
+  int64_t index = 0;     // which of the n outputs
+  uint64_t arrival = 0;  // order of arrival; the scheduler is first come, first served
+  SamplingParams params;
+
+  std::vector<int32_t> tokens;  // the prompt, then what was generated
+  int64_t num_prompt_tokens = 0;
+  int64_t max_total_tokens = 0;     // the prompt and the most that may follow it
+  int64_t num_computed_tokens = 0;  // keys and values of tokens [0, this) are in the cache
+  int64_t num_cached_tokens = -1;   // of those, found in the prefix cache at first admission; -1: not admitted yet
+  std::vector<int32_t> block_table;
+  bool read_prefix_cache = true;  // false when logits of every prompt token are wanted
+  uint64_t cache_salt = 0;        // sequences with different salts never share blocks
+
+  RequestState state = RequestState::kWaiting;
+  FinishReason finish_reason = FinishReason::kNone;
+  int64_t num_preemptions = 0;
+  uint64_t seed = 0;  // of this sequence's random numbers
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }
+  // Tokens whose keys and values are still missing. A decode has one, a prefill has more.
+  int64_t num_uncomputed_tokens() const { return num_tokens() - num_computed_tokens; }
+};
+
+}  // namespace tiny_vllm
