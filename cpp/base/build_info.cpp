@@ -5,11 +5,11 @@
 namespace tiny_vllm {
 namespace {
 
-// CMake hands its lists over as "a;b;c".
+// CMake hands its lists over as "a b c".
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> items;
   std::istringstream in(list);
-  for (std::string item; std::getline(in, item, ';');) {
+  for (std::string item; std::getline(in, item, ' ');) {
     if (!item.empty()) items.push_back(item);
   }
   return items;

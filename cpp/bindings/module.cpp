@@ -1,6 +1,9 @@
-// The module tiny_vllm._core: the exceptions, the build description, and the parts that bindings.h lists.
+// The module tiny_vllm._core: the exceptions, what the build and the machine are, and the parts of bindings.h.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include "backend/cuda_devices.h"
+#include "base/build_info.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
 
@@ -9,10 +12,10 @@ namespace py = pybind11;
 namespace tiny_vllm {
 namespace {
 
-// Python's own classes (python/tiny_vllm/errors.py), so that they pickle, carry docstrings and can be caught
-// without loading this module. Looked up at the moment of raising: errors are rare, and nothing is kept alive here.
+// The classes are Python's (python/tiny_vllm/errors.py), so that they pickle and carry docstrings. They are looked up
+// at the moment of raising: errors are rare, and nothing has to be kept alive here.
 void raise_python(const char* class_name, const std::exception& error) {
-  py::object type = py::module_::import("tiny_vllm.errors").attr(class_name);
+  const py::object type = py::module_::import("tiny_vllm.errors").attr(class_name);
   py::set_error(type, error.what());
 }
 
@@ -34,12 +37,51 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
+py::dict build_info_dict() {
+  const BuildInfo& info = build_info();
+  py::dict d;
+  d["version"] = info.version;
+  d["compiler"] = info.compiler;
+  d["flags"] = info.flags;
+  d["build_type"] = info.build_type;
+  d["target"] = info.target;
+  d["instruction_sets"] = info.instruction_sets;
+  d["cuda"] = info.cuda;
+  d["cuda_reason"] = info.cuda_reason;
+  d["cuda_version"] = info.cuda_version;
+  d["cuda_architectures"] = info.cuda_architectures;
+  return d;
+}
+
+void bind_machine(py::module_& m) {
+  m.def("build_info", &build_info_dict,
+        "How this binary was made: version, compiler, flags, build_type, target, instruction_sets (of the CPU kernels "
+        "compiled in), cuda, cuda_reason, cuda_version, cuda_architectures.");
+
+  py::class_<CudaDevice>(m, "CudaDevice", "A GPU that the CUDA driver shows.")
+      .def_readonly("index", &CudaDevice::index)
+      .def_readonly("name", &CudaDevice::name)
+      .def_readonly("compute_capability", &CudaDevice::compute_capability, "90 for 9.0")
+      .def_readonly("memory_bytes", &CudaDevice::memory_bytes)
+      .def_readonly("num_multiprocessors", &CudaDevice::num_multiprocessors);
+
+  m.def(
+      "cuda_devices",
+      [] {
+        CudaDevices found = cuda_devices();
+        return std::pair(std::move(found.devices), std::move(found.why_none));
+      },
+      py::call_guard<py::gil_scoped_release>(),
+      "The GPUs, and one sentence that says why there are none (\"\" when there are). The first call starts CUDA.");
+}
+
 }  // namespace
 }  // namespace tiny_vllm
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The C++ half of tiny_vllm. Private: use the classes that the package tiny_vllm exports.";
+  m.doc() = "The C++ half of tiny_vllm. Private: use what the package tiny_vllm exports.";
   py::register_local_exception_translator(&tiny_vllm::translate);
+  tiny_vllm::bind_machine(m);
 #ifdef TV_HAVE_BIND_OPS
   tiny_vllm::bind_ops(m);
 #endif
