@@ -24,7 +24,7 @@ struct Tensor {
   std::array<int64_t, kMaxDims> shape{};
 
   Tensor() = default;
-  Tensor(void* data, DType dtype, std::initializer_list<int64_t> dims) : data(data), dtype(dtype) {
+  Tensor(void* memory, DType element, std::initializer_list<int64_t> dims) : data(memory), dtype(element) {
     for (int64_t d : dims) {
       TV_CHECK(ndim < kMaxDims && d >= 0, "a tensor has at most ", kMaxDims, " dimensions, none negative");
       shape[ndim++] = d;

@@ -67,6 +67,7 @@ struct EngineMetrics {
   double sample_seconds = 0;
 };
 
+// Not for two callers at once: Python holds a lock around each call.
 class Engine {
  public:
   // config_json is the text of config.json; source its name, for messages. folder holds the safetensors files.
@@ -86,7 +87,7 @@ class Engine {
   std::vector<StepOutput> step();
 
   bool has_unfinished_requests() const { return !requests_.empty(); }
-  int64_t max_total_len() const { return max_total_len_; }
+  int64_t max_total_len() const { return scheduler_->max_total_len(); }  // tokens of one request, prompt and output
 
   const EngineOptions& options() const { return options_; }
   const EngineMetrics& metrics() const { return metrics_; }
@@ -105,13 +106,12 @@ class Engine {
   };
 
   int64_t choose_num_blocks() const;
-  StepBatch make_batch(const StepPlan& plan) const;
   // One row of logits that a step has to look at: for the next token of a sequence, or for a prompt logprob.
   struct LogitsRow {
     Request* request;
     int64_t position;  // of the token that was the row's input
   };
-  std::vector<LogitsRow> rows_wanted(const StepPlan& plan) const;
+  StepBatch make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows) const;
   void take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void append_token(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void fork(Request& parent);
@@ -126,7 +126,6 @@ class Engine {
   std::unordered_map<std::string, Group> requests_;
   std::vector<float> logits_;  // (max logits rows, V)
   int64_t max_logits_rows_ = 0;
-  int64_t max_total_len_ = 0;
   uint64_t next_arrival_ = 0;
   EngineMetrics metrics_;
 };

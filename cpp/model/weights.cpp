@@ -147,6 +147,7 @@ Weights load_weights(const ModelConfig& config, const Checkpoint& checkpoint, DT
                      const LoadProgress& progress) {
   Weights w;
   std::vector<Slot> table = weight_table(config, w);
+  w.notes = checkpoint.notes();
   check_against(checkpoint, table, config.tie_word_embeddings, w);
   place(table, dtype, backend, w);
 

@@ -32,6 +32,7 @@ struct Request {
   RequestState state = RequestState::kWaiting;
   FinishReason finish_reason = FinishReason::kNone;
   int64_t num_preemptions = 0;
+  uint64_t last_scheduled_step = 0;  // of the scheduler; who has waited longest goes first when not all can
   uint64_t seed = 0;  // of this sequence's random numbers
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }

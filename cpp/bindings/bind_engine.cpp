@@ -1,0 +1,178 @@
+// The engine, its options and what a step reports.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "engine/engine.h"
+
+namespace py = pybind11;
+
+namespace tiny_vllm {
+namespace {
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone: return nullptr;
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kAbort: return "abort";
+    case FinishReason::kError: return "error";
+  }
+  return nullptr;
+}
+
+DType dtype_named(const std::string& name) {
+  for (DType dtype : {DType::kBFloat16, DType::kFloat32})
+    if (name == name_of(dtype)) return dtype;
+  throw InvalidRequestError(str("dtype must be bfloat16 or float32, got '", name, "'"));
+}
+
+std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::string& source,
+                                    const std::string& folder, const EngineOptions& options,
+                                    const py::object& progress) {
+  LoadProgress report;
+  if (!progress.is_none())
+    report = [&progress](int64_t done, int64_t total) {
+      py::gil_scoped_acquire gil;  // loading runs without the lock; only this call takes it
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      progress(done, total);
+    };
+  py::gil_scoped_release release;
+  return std::make_unique<Engine>(config_json, source, folder, options, report);
+}
+
+// The lock is free while the step computes. The outputs are in the caller's list before Python looks at signals again,
+// so Ctrl-C cannot come between a token and its owner.
+void step_into(Engine& engine, py::list& outputs) {
+  std::vector<StepOutput> step;
+  {
+    py::gil_scoped_release release;
+    step = engine.step();
+  }
+  for (StepOutput& output : step) outputs.append(std::move(output));
+}
+
+py::dict metrics_of(const Engine& engine) {
+  const EngineMetrics& m = engine.metrics();
+  const BlockAllocator& blocks = engine.allocator();
+  py::dict d;
+  d["num_requests_running"] = engine.scheduler().running().size();
+  d["num_requests_waiting"] = engine.scheduler().waiting().size();
+  d["num_blocks"] = blocks.num_blocks();
+  d["num_free_blocks"] = blocks.free_blocks();
+  d["num_cached_blocks"] = blocks.cached_blocks();
+  d["kv_cache_usage"] = 1.0 - static_cast<double>(blocks.free_blocks()) / static_cast<double>(blocks.num_blocks());
+  d["prefix_cache_query_tokens"] = blocks.stats().queried_tokens;
+  d["prefix_cache_hit_tokens"] = blocks.stats().hit_tokens;
+  d["num_evictions"] = blocks.stats().evictions;
+  d["num_block_copies"] = blocks.stats().copies;
+  d["num_steps"] = m.num_steps;
+  d["num_prompt_tokens"] = m.num_prompt_tokens;
+  d["num_generated_tokens"] = m.num_generated_tokens;
+  d["num_computed_tokens"] = m.num_computed_tokens;
+  d["num_preemptions"] = m.num_preemptions;
+  d["num_finished"] = m.num_finished;
+  d["num_aborted"] = m.num_aborted;
+  d["bytes_read"] = m.bytes_read;
+  d["schedule_seconds"] = m.schedule_seconds;
+  d["forward_seconds"] = m.forward_seconds;
+  d["sample_seconds"] = m.sample_seconds;
+  return d;
+}
+
+// Fixed for the life of the engine.
+py::dict info_of(const Engine& engine) {
+  const Transformer& t = engine.transformer();
+  py::dict d;
+  d["device"] = engine.backend().description();
+  d["model_type"] = t.config().model_type;
+  d["vocab_size"] = t.config().vocab_size;
+  d["num_layers"] = t.config().num_layers;
+  d["num_parameters"] = t.weights().num_parameters;
+  d["weight_bytes"] = t.weights().bytes;
+  d["bytes_read_per_step"] = t.bytes_read_per_step();
+  d["kv_bytes_per_token"] = t.config().kv_bytes_per_token(t.dtype());
+  d["num_blocks"] = t.num_blocks();
+  d["block_size"] = engine.options().block_size;
+  d["max_model_len"] = engine.options().max_model_len;
+  d["max_total_len"] = engine.max_total_len();
+  d["dtype"] = tiny_vllm::name_of(t.dtype());
+  d["notes"] = t.weights().notes;
+  return d;
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  py::class_<SamplingParams>(m, "SamplingParams", "See tiny_vllm.SamplingParams.")
+      .def(py::init<>())
+      .def_readwrite("n", &SamplingParams::n)
+      .def_readwrite("temperature", &SamplingParams::temperature)
+      .def_readwrite("top_k", &SamplingParams::top_k)
+      .def_readwrite("top_p", &SamplingParams::top_p)
+      .def_readwrite("min_p", &SamplingParams::min_p)
+      .def_readwrite("seed", &SamplingParams::seed)
+      .def_readwrite("max_tokens", &SamplingParams::max_tokens)
+      .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
+      .def_readwrite("stop_token_ids", &SamplingParams::stop_token_ids)
+      .def_readwrite("logprobs", &SamplingParams::logprobs)
+      .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
+      .def("validate", &SamplingParams::validate, py::arg("vocab_size"));
+
+  py::class_<EngineOptions>(m, "EngineOptions", "See tiny_vllm.EngineConfig, which holds the defaults.")
+      .def(py::init<>())
+      .def_property(
+          "device", [](const EngineOptions& o) { return o.backend.device; },
+          [](EngineOptions& o, const std::string& v) { o.backend.device = v; })
+      .def_property(
+          "num_threads", [](const EngineOptions& o) { return o.backend.num_threads; },
+          [](EngineOptions& o, int v) { o.backend.num_threads = v; })
+      .def_property(
+          "cpu_isa", [](const EngineOptions& o) { return o.backend.cpu_isa; },
+          [](EngineOptions& o, const std::string& v) { o.backend.cpu_isa = v; })
+      .def_property(
+          "dtype", [](const EngineOptions& o) { return std::string(tiny_vllm::name_of(o.dtype)); },
+          [](EngineOptions& o, const std::string& v) { o.dtype = dtype_named(v); })
+      .def_readwrite("dummy_weights", &EngineOptions::dummy_weights)
+      .def_readwrite("seed", &EngineOptions::seed)
+      .def_readwrite("eos_token_ids", &EngineOptions::eos_token_ids)
+      .def_readwrite("block_size", &EngineOptions::block_size)
+      .def_readwrite("max_model_len", &EngineOptions::max_model_len)
+      .def_readwrite("max_num_seqs", &EngineOptions::max_num_seqs)
+      .def_readwrite("max_num_batched_tokens", &EngineOptions::max_num_batched_tokens)
+      .def_readwrite("kv_cache_memory_bytes", &EngineOptions::kv_cache_memory_bytes)
+      .def_readwrite("memory_utilization", &EngineOptions::memory_utilization)
+      .def_readwrite("scheduler", &EngineOptions::scheduler)
+      .def_readwrite("enable_prefix_caching", &EngineOptions::enable_prefix_caching)
+      .def_readwrite("enable_chunked_prefill", &EngineOptions::enable_chunked_prefill);
+
+  py::class_<TokenLogprob>(m, "TokenLogprob")
+      .def_readonly("token", &TokenLogprob::token)
+      .def_readonly("logprob", &TokenLogprob::logprob)
+      .def_readonly("rank", &TokenLogprob::rank);
+
+  py::class_<StepOutput>(m, "StepOutput", "What a step has to say about one sequence.")
+      .def_readonly("request_id", &StepOutput::request_id)
+      .def_readonly("index", &StepOutput::index)
+      .def_readonly("token", &StepOutput::token)
+      .def_readonly("logprobs", &StepOutput::logprobs)
+      .def_readonly("prompt_logprobs", &StepOutput::prompt_logprobs)
+      .def_property_readonly("finish_reason", [](const StepOutput& o) { return name_of(o.finish_reason); })
+      .def_readonly("stop_token", &StepOutput::stop_token)
+      .def_readonly("error", &StepOutput::error)
+      .def_readonly("num_cached_tokens", &StepOutput::num_cached_tokens);
+
+  py::class_<Engine>(m, "Engine", "See tiny_vllm.Engine. Not for two callers at once.")
+      .def(py::init(&make_engine), py::arg("config_json"), py::arg("source"), py::arg("folder"), py::arg("options"),
+           py::arg("progress") = py::none())
+      .def("add_request", &Engine::add_request, py::arg("request_id"), py::arg("prompt_token_ids"), py::arg("params"))
+      .def("abort_request", &Engine::abort_request, py::arg("request_id"))
+      .def("step", &step_into, py::arg("outputs"), "Runs one step and appends its StepOutputs to the list.")
+      .def("has_unfinished_requests", &Engine::has_unfinished_requests)
+      .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
+      .def("metrics", &metrics_of)
+      .def("info", &info_of);
+}
+
+}  // namespace tiny_vllm

@@ -1,0 +1,3 @@
+from tiny_vllm.cli import main
+
+main()

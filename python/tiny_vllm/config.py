@@ -1,0 +1,72 @@
+"""Every option of the engine, once: name, default, meaning. The CLI, `Engine(...)` and the docs derive from here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiny_vllm.errors import InvalidRequestError
+
+
+def _option(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of :class:`tiny_vllm.Engine`. Names are vLLM's where vLLM has one. Unknown names raise TypeError.
+
+    Raises:
+        InvalidRequestError: an option has the wrong type or is not one of its choices. Ranges that depend on the
+            model or the machine are checked when the engine starts.
+    """
+
+    device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
+    dtype: str = _option("auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32"))
+    load_format: str = _option("auto", "auto reads the folder's weights, dummy makes random ones", ("auto", "dummy"))
+    max_model_len: int | None = _option(None, "most tokens of one request, prompt and output; default: the model's limit")
+    max_num_seqs: int = _option(64, "most requests that run at once")
+    max_num_batched_tokens: int = _option(512, "most tokens computed in one step")
+    block_size: int = _option(16, "tokens in a block of the KV cache")
+    kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache; default: from the free memory")
+    gpu_memory_utilization: float | None = _option(
+        None, "share of the device's free memory for the KV cache; default: 0.9 on a GPU, 0.5 on a CPU"
+    )
+    scheduler: str = _option("continuous", "how requests are batched", ("continuous", "static"))
+    enable_prefix_caching: bool = _option(True, "reuse the KV cache of prompts that begin alike")
+    enable_chunked_prefill: bool = _option(True, "cut long prompts into chunks that share steps with decodes")
+    enforce_eager: bool = _option(False, "never use CUDA graphs; the CPU has none, so it is always eager")
+    num_threads: int | None = _option(None, "CPU threads; default: as many as this process may run on")
+    cpu_isa: str = _option(
+        "auto",
+        "instruction set of the CPU kernels; auto takes the best this machine has",
+        ("auto", "reference", "portable", "avx2", "avx512", "avx512_bf16", "neon"),
+    )
+    seed: int = _option(0, "of dummy weights, and of requests that bring no seed")
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            choices = f.metadata["choices"]
+            if choices and value not in choices:
+                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}; got {value!r}")
+            kind = str(f.type)
+            if value is None and "None" in kind:
+                continue
+            if kind.startswith("bool"):
+                wanted, ok = "True or False", isinstance(value, bool)
+            elif kind.startswith("int"):
+                wanted, ok = "an integer", isinstance(value, int) and not isinstance(value, bool)
+            elif kind.startswith("float"):
+                wanted, ok = "a number", isinstance(value, (int, float)) and not isinstance(value, bool)
+            else:
+                wanted, ok = "a string", isinstance(value, str)
+            if not ok:
+                raise InvalidRequestError(f"{f.name} must be {wanted}; got {value!r}")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 2**62:
+                raise InvalidRequestError(f"{name} must be at least 1; got {value}")
+        if not 0 <= self.seed < 2**63:
+            raise InvalidRequestError(f"seed must be in [0, 2**63); got {self.seed}")

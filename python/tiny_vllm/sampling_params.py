@@ -1,0 +1,131 @@
+"""How the tokens of a request are chosen. Names, defaults and meaning are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tiny_vllm import _core
+from tiny_vllm.errors import InvalidRequestError
+
+_NOT_YET = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "include_stop_str_in_output",
+    "bad_words",
+    "min_tokens",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "output_kind",
+    "logits_processors",
+    "structured_outputs",
+    "guided_decoding",
+    "extra_args",
+)
+
+
+def _integer(name: str, value: object, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer{' or None' if optional else ''}; got {value!r}")
+    if not -(2**63) <= value < 2**63:
+        raise InvalidRequestError(f"{name} must fit in 64 bits; got {value!r}")
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number; got {value!r}")
+
+
+class SamplingParams:
+    """Parameters of one request.
+
+    Args:
+        n: outputs for one prompt. With a seed, output i draws from seed + i. At most ``max_num_seqs``.
+        temperature: divides the logits before the draw; 0 always takes the most likely token (lowest id on a tie).
+        top_p: draw only from the fewest tokens whose probabilities reach this sum; in (0, 1].
+        top_k: draw only from this many most likely tokens; 0 or -1 means all, 1 is greedy.
+        min_p: drop tokens less likely than this times the most likely one; in [0, 1].
+        seed: makes the request's random numbers repeatable, whatever else is in the batch.
+        max_tokens: most tokens to generate; None means up to ``max_model_len``.
+        ignore_eos: go on after the model's end token.
+        stop_token_ids: further tokens that end the output; included in ``token_ids``, not in ``text``.
+        logprobs: report the log probability of each chosen token and of this many most likely ones.
+        prompt_logprobs: the same for each prompt token but the first.
+
+    Filters apply in vLLM's order: min_p, top_k, top_p. Log probabilities are those of the raw logits.
+
+    Raises:
+        InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported yet; the
+            message names the field.
+    """
+
+    def __init__(
+        self,
+        n: int = 1,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        max_tokens: int | None = 16,
+        ignore_eos: bool = False,
+        stop_token_ids: Sequence[int] | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        **unsupported: Any,
+    ) -> None:
+        for name in unsupported:
+            if name in _NOT_YET:
+                raise InvalidRequestError(f"{name} is not supported yet")
+            raise InvalidRequestError(f"SamplingParams has no field {name!r}")
+        for name, number in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+            _number(name, number)
+        _integer("n", n)
+        _integer("top_k", top_k)
+        for name, integer in (("seed", seed), ("max_tokens", max_tokens), ("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+            _integer(name, integer, optional=True)
+        if not isinstance(ignore_eos, bool):
+            raise InvalidRequestError(f"ignore_eos must be True or False; got {ignore_eos!r}")
+        if isinstance(stop_token_ids, (str, bytes)):
+            raise InvalidRequestError("stop_token_ids must be a list of integers; got a string")
+        ids = list(stop_token_ids or ())
+        for token in ids:
+            _integer("stop_token_ids", token)
+            if not 0 <= token < 2**31:
+                raise InvalidRequestError(f"stop_token_ids must be in the vocabulary; got {token}")
+
+        self.n = n
+        self.temperature = float(temperature)
+        self.top_p = float(top_p)
+        self.top_k = top_k
+        self.min_p = float(min_p)
+        self.seed = seed
+        self.max_tokens = max_tokens
+        self.ignore_eos = ignore_eos
+        self.stop_token_ids = ids
+        self.logprobs = logprobs
+        self.prompt_logprobs = prompt_logprobs
+        self.to_core().validate(2**31 - 1)  # ranges; those that depend on the vocabulary are checked with the request
+
+    def __repr__(self) -> str:
+        return "SamplingParams(" + ", ".join(f"{k}={v!r}" for k, v in vars(self).items()) + ")"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SamplingParams) and vars(self) == vars(other)
+
+    def to_core(self) -> _core.SamplingParams:
+        """The same for the C++ core."""
+        core = _core.SamplingParams()
+        for name, value in vars(self).items():
+            setattr(core, name, value)
+        return core
