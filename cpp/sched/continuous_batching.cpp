@@ -1,0 +1,139 @@
+// Continuous batching: who computes is decided anew in each step (Orca: Yu et al., OSDI 2022; with paged memory, vLLM:
+// Kwon et al., arXiv 2309.06180; with prompts cut into chunks, Sarathi-Serve: Agrawal et al., arXiv 2403.02310).
+//
+// A step has a budget of max_num_batched_tokens and is filled in this order:
+//   1. Decodes of running requests, one token each: people are reading them.
+//   2. Admission of waiting requests, first come, first served.
+//   3. Prefills, in chunks.
+//   4. Decodes that did not fit into their share, if something is left.
+//
+// Nobody is starved:
+//   - Decodes leave a quarter of the budget to prefills as long as there are any. When there are more decodes than
+//     that, those who have waited longest go first.
+//   - The oldest prefill gets at least half of what the decodes leave, so an eighth of the budget B. A prompt of P
+//     tokens is therefore computed at most ceil(P / ceil(B/8)) steps after it has become the oldest, whatever else
+//     arrives. (With B = 1 there is no quarter: a prefill waits until the running decodes have ended.)
+//   - The other half goes to the shortest remaining prefills: a short question does not wait behind long documents,
+//     and cannot hold up the oldest of them.
+//   - Nobody overtakes in the waiting queue. The oldest running request is never preempted for another, and alone it
+//     fits into the pool (Scheduler::add sees to it), so it ends; then the next one is the oldest.
+#include <algorithm>
+
+#include "sched/scheduler.h"
+
+namespace tiny_vllm {
+
+namespace {
+
+class ContinuousBatching : public Scheduler {
+ public:
+  using Scheduler::Scheduler;
+
+  StepPlan schedule() override {
+    ++step_;
+    StepPlan plan;
+    std::vector<Request*> decodes;
+    std::vector<Request*> prefills;
+    for (Request* request : running_) {
+      if (request->num_uncomputed_tokens() == 1) decodes.push_back(request);
+      if (request->num_uncomputed_tokens() > 1) prefills.push_back(request);
+    }
+    const int64_t budget = config_.max_num_batched_tokens;
+    const bool prefill_pending = !prefills.empty() || !waiting_.empty();
+    const int64_t decode_share = prefill_pending ? std::max<int64_t>(1, budget - ceil_div(budget, 4)) : budget;
+    bring_forward(decodes, decode_share);
+
+    schedule_decodes(decodes, plan, decode_share);
+    if (plan.preempted.empty()) admit(prefills, plan);  // a step that lacks blocks for the old takes in nobody new
+    std::erase_if(prefills, is_waiting);
+    if (!prefills.empty()) schedule_prefills(prefills, plan);
+    std::erase_if(decodes, [this](const Request* r) { return is_waiting(r) || r->last_scheduled_step == step_; });
+    schedule_leftover_decodes(decodes, plan);
+    return plan;
+  }
+
+ private:
+  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+  static bool is_waiting(const Request* request) { return request->state == RequestState::kWaiting; }
+
+  // The first `share` decodes. When there is no block left for one of them, the newest running request is preempted,
+  // perhaps the one itself. The newest has no tokens in this plan yet, because the oldest are scheduled first.
+  void schedule_decodes(const std::vector<Request*>& decodes, StepPlan& plan, int64_t share) {
+    for (Request* request : decodes) {
+      if (plan.num_tokens == share) break;
+      while (!is_waiting(request) && !reserve_blocks(*request, request->num_tokens(), plan)) preempt_newest(plan);
+      if (!is_waiting(request)) schedule_chunk(*request, 1, plan);
+    }
+  }
+
+  // One free block for each running sequence must remain, or else the newcomer would be thrown out again by the next
+  // block that somebody needs.
+  void admit(std::vector<Request*>& prefills, StepPlan& plan) {
+    int64_t left = budget_left(plan);
+    while (!waiting_.empty() && left > 0) {
+      Request* request = waiting_.front();
+      const int64_t sequences = num_sequences(running_) + num_sequences(*request);
+      if (sequences > config_.max_num_seqs) break;
+      const int64_t reserve = running_.empty() ? 0 : sequences;
+      const int64_t max_uncomputed = config_.enable_chunked_prefill ? request->num_tokens() : left;
+      if (!try_admit(reserve, max_uncomputed, plan)) break;
+      if (!config_.enable_chunked_prefill) left -= request->num_uncomputed_tokens();
+      prefills.push_back(request);
+    }
+  }
+
+  void schedule_prefills(std::vector<Request*>& prefills, StepPlan& plan) {
+    for (Request* request : prefills) take_cached_blocks(*request);
+    if (!config_.enable_chunked_prefill) {
+      for (Request* request : prefills) {
+        if (request->num_uncomputed_tokens() > budget_left(plan)) break;
+        schedule_chunk(*request, request->num_uncomputed_tokens(), plan);
+      }
+      return;
+    }
+    Request* oldest = prefills.front();
+    const int64_t half = ceil_div(budget_left(plan), 2);
+    int64_t left_for_others = budget_left(plan) - std::min(half, oldest->num_uncomputed_tokens());
+
+    std::stable_sort(prefills.begin() + 1, prefills.end(), [](const Request* a, const Request* b) {
+      return a->num_uncomputed_tokens() < b->num_uncomputed_tokens();
+    });
+    std::vector<Request*> computing = {oldest};
+    for (auto it = prefills.begin() + 1; it != prefills.end() && left_for_others > 0; ++it) {
+      Request* request = *it;
+      if (std::any_of(computing.begin(), computing.end(), [&](Request* r) { return is_followed(*r, *request); })) continue;
+      const int64_t count = std::min(left_for_others, request->num_uncomputed_tokens());
+      schedule_chunk(*request, count, plan);
+      left_for_others -= count;
+      computing.push_back(request);
+    }
+    const int64_t count = std::min(budget_left(plan), oldest->num_uncomputed_tokens());
+    if (count > 0) schedule_chunk(*oldest, count, plan);
+  }
+
+  // Whether the block that `leader` computes now is also the next one of `follower`. Then the follower waits a step
+  // and finds it in the cache. Many requests with one long prompt in common thus compute it once.
+  bool is_followed(const Request& leader, const Request& follower) const {
+    if (!allocator_.prefix_caching() || !follower.read_prefix_cache) return false;
+    const int64_t block = leader.num_computed_tokens / allocator_.block_size();
+    const int64_t end = (block + 1) * allocator_.block_size();
+    return follower.num_computed_tokens / allocator_.block_size() == block &&
+           leader.cache_salt == follower.cache_salt && end <= leader.num_tokens() && end < follower.num_tokens() &&
+           std::equal(leader.tokens.begin(), leader.tokens.begin() + end, follower.tokens.begin());
+  }
+
+  void schedule_leftover_decodes(const std::vector<Request*>& decodes, StepPlan& plan) {
+    for (Request* request : decodes) {
+      if (budget_left(plan) == 0) break;
+      if (reserve_blocks(*request, request->num_tokens(), plan)) schedule_chunk(*request, 1, plan);
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_continuous_batching(const SchedulerConfig& config, BlockAllocator& allocator) {
+  return std::make_unique<ContinuousBatching>(config, allocator);
+}
+
+}  // namespace tiny_vllm
