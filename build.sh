@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Builds tiny-vllm into .venv of this folder, with what it needs from PyPI. Called again, it builds what changed.
+#
+#   ./build.sh [EXTRA...]   EXTRA: test, lint, hf, server, bench (the extras of pyproject.toml)
+#   PYTHON=python3.12       which Python makes the .venv (3.10 or newer; default: the first good one on PATH)
+#   CMAKE_ARGS=-DTINY_VLLM_CUDA=ON    options of CMakeLists.txt
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
+  exit
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+
+good_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+find_python() {
+  local candidates=("${PYTHON:-}") candidate
+  [[ -n ${PYTHON:-} ]] || candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10)
+  for candidate in "${candidates[@]}"; do
+    if good_python "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  die "tiny-vllm needs Python 3.10 or newer; ${candidates[0]} is" \
+    "$("${candidates[0]}" --version 2>&1 || true). Name another one with PYTHON=/path/to/python3 $0"
+}
+
+# The compiler, the Python headers and venv are the system's: name in one line what is missing.
+check_system() {
+  local python=$1 missing=() found
+  found=$(mktemp -d)
+  printf '#include <concepts>\n#include <source_location>\nint main() { return std::source_location().line() != 0; }\n' \
+    >"$found/probe.cpp"
+  "${CXX:-c++}" -std=c++20 "$found/probe.cpp" -o "$found/probe" 2>/dev/null || missing+=(g++)
+  rm -r "$found"
+  "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+    missing+=(python3-dev)
+  [[ -x $PY ]] || "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+  if ((${#missing[@]})); then
+    die "The build needs a C++20 compiler, the headers of $python and its venv module. This brings what is missing:
+  sudo apt-get install -y ${missing[*]}"
+  fi
+}
+
+# A hash of all that decides what the build makes.
+fingerprint() {
+  cd "$ROOT"
+  {
+    "$PY" -c 'import sys; print(sys.version, sys.prefix)'
+    printf '%s\n' "${CMAKE_ARGS:-}" "${CXX:-}" "${CUDACXX:-}" "${CUDAARCHS:-}" build.sh
+    find python/tiny_vllm -name '*.py' | LC_ALL=C sort
+    find CMakeLists.txt pyproject.toml build.sh cmake cpp cuda -type f | LC_ALL=C sort | tr '\n' '\0' | xargs -0 sha256sum
+  } | sha256sum
+}
+
+build_requirements() {
+  "$PY" -c '
+import sys
+try:
+    import tomllib
+except ImportError:
+    from pip._vendor import tomli as tomllib
+with open(sys.argv[1], "rb") as file:
+    print("\n".join(tomllib.load(file)["build-system"]["requires"]))' "$ROOT/pyproject.toml"
+}
+
+mkdir -p "$LOGS"
+if command -v flock >/dev/null; then
+  exec 9>"$LOGS/build.lock"
+  flock 9
+fi
+
+if [[ -x $PY ]] && good_python "$PY" && [[ $("$PY" -c 'import sys; print(sys.prefix)') == "$VENV" ]]; then
+  check_system "$PY"
+else
+  python=$(find_python)
+  check_system "$python"
+  echo "making .venv with $python"
+  rm -rf "$VENV"
+  run_logged venv "$python" -m venv "$VENV"
+fi
+
+pip() { run_logged pip "$PY" -m pip --disable-pip-version-check "$@"; }
+
+stamps=$VENV/.tiny_vllm
+mkdir -p "$stamps"
+now=$(fingerprint)
+if [[ $(cat "$stamps/build" 2>/dev/null) == "$now" ]]; then
+  echo "tiny-vllm is up to date"
+else
+  echo "building tiny-vllm"
+  rm -f "$stamps/build"
+  mapfile -t requirements < <(build_requirements)
+  pip install "${requirements[@]}" "cmake>=3.26" "ninja>=1.11"
+  # Without build isolation the paths stay the same from build to build, and ninja recompiles what changed only.
+  PATH="$VENV/bin:$PATH" run_logged build "$PY" -m pip --disable-pip-version-check install -v --no-build-isolation \
+    -Cbuild-dir="$ROOT/build/dev" -e "$ROOT"
+  echo "$now" >"$stamps/build"
+fi
+
+extras_version=$(sha256sum <"$ROOT/pyproject.toml")
+for extra in "$@"; do
+  [[ $(cat "$stamps/extra-$extra" 2>/dev/null) == "$extras_version" ]] && continue
+  echo "installing the extra [$extra]"
+  # pip takes the tiny-vllm that is installed, and only adds what the extra needs.
+  pip install "tiny-vllm[$extra]"
+  echo "$extras_version" >"$stamps/extra-$extra"
+done

@@ -1,0 +1,39 @@
+# Shared by the scripts of the repository root, which source it. It finds the repository wherever it is called from,
+# and keeps to its own .venv whatever environment happens to be active.
+# shellcheck shell=bash
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$ROOT/.venv
+PY=$VENV/bin/python
+LOGS=$ROOT/build/logs
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX
+
+die() {
+  printf '%s\n' "$*" >&2
+  exit 1
+}
+
+# run_logged NAME COMMAND...: quiet while all is well; on failure the end of the output, and where the rest is.
+run_logged() {
+  local log=$LOGS/$1.log
+  shift
+  mkdir -p "$LOGS"
+  if ! "$@" >"$log" 2>&1 </dev/null; then
+    tail -n 40 "$log" >&2
+    die "FAILED: $*
+The whole output is in $log"
+  fi
+}
+
+# cmake and ninja come with the .venv, so that their version does not depend on the system.
+cmake_venv() { PATH="$VENV/bin:$PATH" "$VENV/bin/cmake" "$@"; }
+
+# build_cpp_tests FOLDER CMAKE-OPTION...: the C++ unit tests, <FOLDER>/tiny_vllm_tests.
+build_cpp_tests() {
+  local folder=$1 name
+  shift
+  name=cpp_tests_$(basename "$folder")
+  run_logged "$name" cmake_venv -S "$ROOT" -B "$folder" -G Ninja -DPython_EXECUTABLE="$PY" -DTINY_VLLM_BUILD_TESTS=ON "$@"
+  run_logged "$name" cmake_venv --build "$folder" --target tiny_vllm_tests
+}
