@@ -18,6 +18,7 @@
 //   - Nobody overtakes in the waiting queue. The oldest running request is never preempted for another, and alone it
 //     fits into the pool (Scheduler::add sees to it), so it ends; then the next one is the oldest.
 #include <algorithm>
+#include <span>
 
 #include "sched/scheduler.h"
 
@@ -43,11 +44,14 @@ class ContinuousBatching : public Scheduler {
     const int64_t decode_share = prefill_pending ? std::max<int64_t>(1, budget - ceil_div(budget, 4)) : budget;
     bring_forward(decodes, decode_share);
 
-    schedule_decodes(decodes, plan, decode_share);
-    if (plan.preempted.empty()) admit(prefills, plan);  // a step that lacks blocks for the old takes in nobody new
+    schedule_decodes(decodes, decode_share, plan);
+    if (plan.preempted.empty()) admit(prefills, plan);  // who lacks blocks for the old takes in nobody new
     std::erase_if(prefills, is_waiting);
-    if (!prefills.empty()) schedule_prefills(prefills, plan);
-    std::erase_if(decodes, [this](const Request* r) { return is_waiting(r) || r->last_scheduled_step == step_; });
+    if (config_.enable_chunked_prefill) {
+      schedule_prefill_chunks(prefills, plan);
+    } else {
+      schedule_whole_prefills(prefills, plan);
+    }
     schedule_leftover_decodes(decodes, plan);
     return plan;
   }
@@ -56,11 +60,10 @@ class ContinuousBatching : public Scheduler {
   static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
   static bool is_waiting(const Request* request) { return request->state == RequestState::kWaiting; }
 
-  // The first `share` decodes. When there is no block left for one of them, the newest running request is preempted,
-  // perhaps the one itself. The newest has no tokens in this plan yet, because the oldest are scheduled first.
-  void schedule_decodes(const std::vector<Request*>& decodes, StepPlan& plan, int64_t share) {
-    for (Request* request : decodes) {
-      if (plan.num_tokens == share) break;
+  // The first `share` of them, oldest first. When there is no block left for one, the newest running request is
+  // preempted, perhaps the one itself. In this order the newest never has tokens in the plan yet.
+  void schedule_decodes(const std::vector<Request*>& decodes, int64_t share, StepPlan& plan) {
+    for (Request* request : std::span(decodes).first(std::min<size_t>(share, decodes.size()))) {
       while (!is_waiting(request) && !reserve_blocks(*request, request->num_tokens(), plan)) preempt_newest(plan);
       if (!is_waiting(request)) schedule_chunk(*request, 1, plan);
     }
@@ -82,26 +85,21 @@ class ContinuousBatching : public Scheduler {
     }
   }
 
-  void schedule_prefills(std::vector<Request*>& prefills, StepPlan& plan) {
+  // The oldest has a right to half of the tokens that are left, and takes what the others do not need as well.
+  void schedule_prefill_chunks(std::vector<Request*>& prefills, StepPlan& plan) {
+    if (prefills.empty()) return;
     for (Request* request : prefills) take_cached_blocks(*request);
-    if (!config_.enable_chunked_prefill) {
-      for (Request* request : prefills) {
-        if (request->num_uncomputed_tokens() > budget_left(plan)) break;
-        schedule_chunk(*request, request->num_uncomputed_tokens(), plan);
-      }
-      return;
-    }
     Request* oldest = prefills.front();
-    const int64_t half = ceil_div(budget_left(plan), 2);
-    int64_t left_for_others = budget_left(plan) - std::min(half, oldest->num_uncomputed_tokens());
+    const int64_t left = budget_left(plan);
+    int64_t left_for_others = left - std::min(ceil_div(left, 2), oldest->num_uncomputed_tokens());
 
     std::stable_sort(prefills.begin() + 1, prefills.end(), [](const Request* a, const Request* b) {
       return a->num_uncomputed_tokens() < b->num_uncomputed_tokens();
     });
-    std::vector<Request*> computing = {oldest};
-    for (auto it = prefills.begin() + 1; it != prefills.end() && left_for_others > 0; ++it) {
-      Request* request = *it;
-      if (std::any_of(computing.begin(), computing.end(), [&](Request* r) { return is_followed(*r, *request); })) continue;
+    std::vector<const Request*> computing = {oldest};
+    for (Request* request : std::span(prefills).subspan(1)) {
+      if (left_for_others == 0) break;
+      if (std::ranges::any_of(computing, [&](const Request* r) { return is_followed(*r, *request); })) continue;
       const int64_t count = std::min(left_for_others, request->num_uncomputed_tokens());
       schedule_chunk(*request, count, plan);
       left_for_others -= count;
@@ -122,8 +120,17 @@ class ContinuousBatching : public Scheduler {
            std::equal(leader.tokens.begin(), leader.tokens.begin() + end, follower.tokens.begin());
   }
 
+  void schedule_whole_prefills(const std::vector<Request*>& prefills, StepPlan& plan) {
+    for (Request* request : prefills) {
+      if (request->num_uncomputed_tokens() > budget_left(plan)) break;
+      schedule_chunk(*request, request->num_uncomputed_tokens(), plan);
+    }
+  }
+
+  // Beyond their share, and without preempting anybody for it.
   void schedule_leftover_decodes(const std::vector<Request*>& decodes, StepPlan& plan) {
     for (Request* request : decodes) {
+      if (is_waiting(request) || request->last_scheduled_step == step_) continue;
       if (budget_left(plan) == 0) break;
       if (reserve_blocks(*request, request->num_tokens(), plan)) schedule_chunk(*request, 1, plan);
     }

@@ -1,6 +1,7 @@
 #include "sched/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace tiny_vllm {
@@ -17,17 +18,20 @@ void insert_by_arrival(std::vector<Request*>& queue, Request* request) {
 
 std::string name_of(const Request& request) { return str("request ", request.id, " (output ", request.index, ")"); }
 
-void check_positive(const char* field, int64_t value) {
-  if (value < 1) throw InvalidRequestError(str(field, " is ", value, "; it must be at least 1"));
+void check_range(const char* field, int64_t value) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  if (value < 1 || value > kMax) {
+    throw InvalidRequestError(str(field, " is ", value, "; it must be between 1 and ", kMax));
+  }
 }
 
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config, BlockAllocator& allocator)
     : config_(config), allocator_(allocator) {
-  check_positive("max_num_seqs", config.max_num_seqs);
-  check_positive("max_num_batched_tokens", config.max_num_batched_tokens);
-  check_positive("max_model_len", config.max_model_len);
+  check_range("max_num_seqs", config.max_num_seqs);
+  check_range("max_num_batched_tokens", config.max_num_batched_tokens);
+  check_range("max_model_len", config.max_model_len);
   if (!config.enable_chunked_prefill && config.max_num_batched_tokens < config.max_model_len) {
     throw InvalidRequestError(str("max_num_batched_tokens is ", config.max_num_batched_tokens,
                                   ", less than max_model_len (", config.max_model_len,
@@ -111,15 +115,15 @@ bool Scheduler::try_admit(int64_t reserve, int64_t max_uncomputed, StepPlan& pla
   return true;
 }
 
-Request* Scheduler::preempt_newest(StepPlan& plan) {
+void Scheduler::preempt_newest(StepPlan& plan) {
   Request* request = running_.back();
+  TV_CHECK(request->last_scheduled_step != step_, name_of(*request), " is preempted in the step that computes it");
   running_.pop_back();
   release_blocks(*request);
   request->state = RequestState::kWaiting;
   ++request->num_preemptions;
   insert_by_arrival(waiting_, request);
   plan.preempted.push_back(request);
-  return request;
 }
 
 void Scheduler::release_blocks(Request& request) {

@@ -117,7 +117,7 @@ class Scheduler {
   void schedule_chunk(Request& request, int64_t count, StepPlan& plan);
 
   // The newest running request gives its blocks back and waits, at its place by arrival, to be computed again.
-  Request* preempt_newest(StepPlan& plan);
+  void preempt_newest(StepPlan& plan);
 
   // When only `count` of these can be scheduled: brings those who have waited longest to the front, in order of
   // arrival, and leaves the others behind them. Nobody waits longer than the others need to have their turn.

@@ -26,7 +26,7 @@ class StaticBatching : public Scheduler {
   }
 
  private:
-  // n sequences of the longest length that the request allows.
+  // For n sequences of the longest length that the request allows.
   int64_t worst_case_blocks(const Request& request) const {
     return request.params.n * allocator_.blocks_for(request.max_total_tokens);
   }
