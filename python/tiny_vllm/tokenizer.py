@@ -1,7 +1,7 @@
 """Text to token ids and back, with the files that come with a model.
 
-The work is done by Hugging Face's `tokenizers` library; this module finds and checks the files, knows the special
-tokens, and applies the chat template.
+The work is done by Hugging Face's `tokenizers` library; this module finds and checks the files, knows the
+special tokens, and applies the chat template.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Tokenizer:
         chat_templates: dict[str, str] | None = None,
         source: str = "tokenizer",
     ):
-        """`special_tokens`: bos_token, eos_token, ... -> text. `chat_templates`: name -> Jinja source, "default" first."""
+        """`special_tokens`: bos_token, eos_token, ... -> text. `chat_templates`: name -> Jinja source,
+        "default" first.
+        """
         backend.no_truncation()  # some files are saved with a length to cut at or to pad to
         backend.no_padding()
         self.backend = backend
@@ -50,11 +52,15 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """Reads tokenizer.json (or tokenizer.model), tokenizer_config.json and chat_template.jinja.
 
-        Raises ModelLoadError, naming the file, when they are missing, malformed, or would silently encode badly: a BPE
-        vocabulary whose pieces no merge can build.
+        Raises ModelLoadError, naming the file, when they are missing, malformed, or would silently encode
+        badly: a BPE vocabulary whose pieces no merge can build.
         """
         folder = Path(path)
-        config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+        config = (
+            _read_json(folder / "tokenizer_config.json")
+            if (folder / "tokenizer_config.json").is_file()
+            else {}
+        )
         special: dict[str, str] = {}
         for source in (folder / "special_tokens_map.json", None):
             values = config if source is None else (_read_json(source) if source.is_file() else {})
@@ -80,7 +86,7 @@ class Tokenizer:
         _add_declared_tokens(backend, config, folder / "tokenizer_config.json")
         return cls(backend, special, _read_chat_templates(folder, config), str(file))
 
-    # ---- ids --------------------------------------------------------------------------------------------------------
+    # ---- ids -----------------------------------------------------------------------------------------------
 
     @cached_property
     def vocab_size(self) -> int:
@@ -103,13 +109,14 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         return self._special_id("pad_token")
 
-    # ---- text to ids and back ---------------------------------------------------------------------------------------
+    # ---- text to ids and back ------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. With `add_special_tokens`, those that the model wants around a text (a begin token, for
-        most) are put there, as the post-processor of tokenizer.json says.
+        """The ids of a text. With `add_special_tokens`, those that the model wants around a text (a begin
+        token, for most) are put there, as the post-processor of tokenizer.json says.
 
-        Special tokens spelt out in the text become their ids. Raises InvalidRequestError when `text` is not text.
+        Special tokens spelt out in the text become their ids. Raises InvalidRequestError when `text` is not
+        text.
         """
         if not isinstance(text, str):
             raise InvalidRequestError(f"prompt: expected text, found {type(text).__name__}")
@@ -120,17 +127,23 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids taken together. Bytes that are not UTF-8 show as U+FFFD; ids of padding rows as nothing."""
+        """The text of ids taken together. Bytes that are not UTF-8 show as U+FFFD; ids of padding rows as
+        nothing.
+        """
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def _byte_of(self) -> dict[str, int] | None:
         """The byte behind each character of a token, for byte-level tokenizers; None for others."""
-        kinds = _decoder_kinds(json.loads(self.backend.decoder.__getstate__())) if self.backend.decoder else set()
+        kinds = (
+            _decoder_kinds(json.loads(self.backend.decoder.__getstate__())) if self.backend.decoder else set()
+        )
         return {char: byte for byte, char in enumerate(byte_alphabet())} if "ByteLevel" in kinds else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text, in bytes. It may be part of a character, or empty for a padding row."""
+        """What one token adds to the text, in bytes. It may be part of a character, or empty for a padding
+        row.
+        """
         piece = self.backend.id_to_token(token_id)
         if piece is None:
             return b""
@@ -151,7 +164,7 @@ class Tokenizer:
     def _added_ids(self) -> frozenset[int]:
         return frozenset(self.backend.get_added_tokens_decoder())
 
-    # ---- chat -------------------------------------------------------------------------------------------------------
+    # ---- chat ----------------------------------------------------------------------------------------------
 
     def apply_chat_template(
         self,
@@ -162,9 +175,10 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a conversation, ending where the model is to go on.
 
-        `chat_template` is the name of one of the model's templates or the source of another one; by default "tool_use"
-        when there is one and `tools` are given, else "default". Other keywords reach the template by name.
-        Raises InvalidRequestError when the model has no chat template or the messages do not suit it.
+        `chat_template` is the name of one of the model's templates or the source of another one; by default
+        "tool_use" when there is one and `tools` are given, else "default". Other keywords reach the template
+        by name. Raises InvalidRequestError when the model has no chat template or the messages do not suit
+        it.
         """
         name = chat_template
         if name is None:
@@ -173,18 +187,22 @@ class Tokenizer:
         if template is None:
             known = ", ".join(self.chat_templates) or "none"
             raise InvalidRequestError(
-                f"messages: {self.source} has no chat template named '{name}' (known: {known}); this may be a base model. "
-                "Use plain completion, or pass chat_template"
+                f"messages: {self.source} has no chat template named '{name}' (known: {known}); this may be "
+                "a base model. Use plain completion, or pass chat_template"
             )
         return render_chat(template, messages, add_generation_prompt, **{**self.special_tokens, **variables})
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> list[int]:
-        """The ids of a conversation. The template writes all special tokens itself, so that none are added here."""
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The ids of a conversation. The template writes all special tokens itself, so that none are added
+        here.
+        """
         text = self.apply_chat_template(messages, add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -213,23 +231,34 @@ def _check_merges(content: dict[str, Any], path: Path) -> None:
         if isinstance(model, dict) and isinstance(model.get("vocab"), list):
             return  # Unigram: a list of pieces with scores
         raise ModelLoadError(f"{path}: has no model with a vocabulary")
-    if model.get("type", "BPE") != "BPE" or "merges" not in model and model.get("type") is None:
+    if model.get("type") not in (None, "BPE") or (model.get("type") is None and "merges" not in model):
         return
     if model.get("merges") or model.get("ignore_merges"):
         return  # whether each merge names known pieces is checked by `tokenizers`
     added = content.get("added_tokens")
-    names = {token.get("content") for token in added if isinstance(token, dict)} if isinstance(added, list) else set()
+    names = (
+        {token.get("content") for token in added if isinstance(token, dict)}
+        if isinstance(added, list)
+        else set()
+    )
     prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
     for piece in model["vocab"]:
-        if len(piece.removeprefix(prefix).removesuffix(suffix)) > 1 and piece not in names and not _BYTE_TOKEN.fullmatch(piece):
+        if (
+            len(piece.removeprefix(prefix).removesuffix(suffix)) > 1
+            and piece not in names
+            and not _BYTE_TOKEN.fullmatch(piece)
+        ):
             raise ModelLoadError(
-                f"{path}: a BPE model without merges, although its vocabulary has pieces such as {piece!r} that only "
-                "merges can build: text would be cut into single characters. The file is incomplete; convert it anew"
+                f"{path}: a BPE model without merges, although its vocabulary has pieces such as {piece!r} "
+                "that only merges can build: text would be cut into single characters. The file is "
+                "incomplete; convert it anew"
             )
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: Path) -> None:
-    """Adds the tokens that only tokenizer_config.json's `added_tokens_decoder` has; each must get the id given there."""
+    """Adds the tokens that only tokenizer_config.json's `added_tokens_decoder` has; each must get the id
+    given there.
+    """
     declared = config.get("added_tokens_decoder")
     if declared is None:
         return
@@ -239,12 +268,14 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], 
         for token_id, row in rows:
             if backend.token_to_id(row["content"]) is not None:
                 continue
-            token = tokenizers.AddedToken(row["content"], **{name: bool(row[name]) for name in flags if name in row})
+            token = tokenizers.AddedToken(
+                row["content"], **{name: bool(row[name]) for name in flags if name in row}
+            )
             backend.add_tokens([token])
             if backend.token_to_id(row["content"]) != token_id:
                 raise ModelLoadError(
-                    f"{path}: added token {row['content']!r} should have the id {token_id}, but the vocabulary gives it "
-                    f"{backend.token_to_id(row['content'])}"
+                    f"{path}: added token {row['content']!r} should have the id {token_id}, but the "
+                    f"vocabulary gives it {backend.token_to_id(row['content'])}"
                 )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ModelLoadError):
@@ -261,8 +292,12 @@ def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]
         found["default"] = value
     elif isinstance(value, list):
         for entry in value:
-            if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("name", "template")):
-                raise ModelLoadError(f"{path}: 'chat_template' has an entry that is not a name and a template")
+            if not isinstance(entry, dict) or not all(
+                isinstance(entry.get(k), str) for k in ("name", "template")
+            ):
+                raise ModelLoadError(
+                    f"{path}: 'chat_template' has an entry that is not a name and a template"
+                )
             found[entry["name"]] = entry["template"]
     elif value is not None:
         raise ModelLoadError(f"{path}: 'chat_template' is neither text nor a list of named texts")
@@ -286,12 +321,14 @@ def _decoder_kinds(state: Any) -> set[str]:
     return kinds
 
 
-# ---- generation_config.json -------------------------------------------------------------------------------------------
+# ---- generation_config.json --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What the model's makers say about generating: the ids that end a text, and sampling values, None if not given."""
+    """What the model's makers say about generating: the ids that end a text, and sampling values, None if not
+    given.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
     do_sample: bool | None = None
@@ -303,11 +340,12 @@ class GenerationConfig:
 
 
 def load_generation_config(folder: str | Path, tokenizer: Tokenizer | None = None) -> GenerationConfig:
-    """Reads generation_config.json. When it does not say which ids end a text, config.json and the tokenizer do.
+    """Reads generation_config.json. When it does not say which ids end a text, config.json and the tokenizer
+    do.
 
     A chat model ends its turn with another token than a document, so that a list is common. The list of
-    generation_config.json is taken as it is. Without one, the ids of config.json and the tokenizer's end token are put
-    together: either alone is often the one that a chat never reaches.
+    generation_config.json is taken as it is. Without one, the ids of config.json and the tokenizer's end
+    token are put together: either alone is often the one that a chat never reaches.
     Raises ModelLoadError for a value of the wrong kind.
     """
     path = Path(folder) / "generation_config.json"
@@ -324,8 +362,10 @@ def load_generation_config(folder: str | Path, tokenizer: Tokenizer | None = Non
         kinds = {"do_sample": bool, "top_k": int}.get(name, (int, float))
         if value is None:
             continue
-        if not isinstance(value, kinds) or (isinstance(value, bool) and name != "do_sample"):  # type: ignore[arg-type]
-            raise ModelLoadError(f"{path}: '{name}' is {value!r:.60}, not a number" + " or null" * (name == "do_sample"))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and name != "do_sample"):
+            raise ModelLoadError(
+                f"{path}: '{name}' is {value!r:.60}, not a number" + " or null" * (name == "do_sample")
+            )
         found[name] = value
     return GenerationConfig(eos_token_ids=tuple(dict.fromkeys(ids)), **found)
 
@@ -334,5 +374,7 @@ def _id_list(value: Any, path: Path) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
-            raise ModelLoadError(f"{path}: 'eos_token_id' is {value!r:.60}, not an id, a list of ids, or null")
+            raise ModelLoadError(
+                f"{path}: 'eos_token_id' is {value!r:.60}, not an id, a list of ids, or null"
+            )
     return list(ids)
