@@ -2,8 +2,7 @@
 # architecture: the binary runs everywhere, and the CPU backend asks the processor which kernels it may call.
 # Never -march=native: a build must not depend on the machine that made it.
 #
-# Removes from the list variable `sources` the kernels that this compiler or architecture cannot build, and sets
-# tv_instruction_sets to what is left. Each set also becomes a macro TV_KERNELS_<SET> for the core.
+# A file whose flags this compiler or architecture lacks is compiled without them; it then offers no kernels.
 
 set(tv_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
 set(tv_flags_avx2 -mavx2 -mfma -mf16c)
@@ -12,42 +11,35 @@ set(tv_flags_avx512_bf16 ${tv_avx512} -mavx512bf16)
 set(tv_flags_amx ${tv_avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 set(tv_flags_neon "")  # part of every aarch64 processor
 
-set(tv_sets_x86_64 avx2 avx512 avx512_bf16 amx)
-set(tv_sets_aarch64 neon)
-
 include(CheckCXXCompilerFlag)
 
-function(tv_add_instruction_sets sources)
+# Sets the flags of each file, and tv_instruction_sets to the sets that will be in the binary.
+function(tv_set_instruction_sets)
   string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
+  set(candidates "")
   if(processor MATCHES "^(x86_64|amd64)$")
-    set(wanted ${tv_sets_x86_64})
+    set(candidates avx2 avx512 avx512_bf16 amx)
   elseif(processor MATCHES "^(aarch64|arm64)$")
-    set(wanted ${tv_sets_aarch64})
-  else()
-    set(wanted "")
+    set(candidates neon)
   endif()
 
   set(built portable)
-  set(list ${${sources}})
-  foreach(isa ${tv_sets_x86_64} ${tv_sets_aarch64})
+  foreach(isa ${candidates})
     set(file ${CMAKE_SOURCE_DIR}/cpp/cpu/kernels_${isa}.cpp)
-    if(NOT file IN_LIST list)
+    if(NOT EXISTS ${file})
       continue()
     endif()
-    if(isa IN_LIST wanted AND tv_flags_${isa})
+    if(tv_flags_${isa})
       list(JOIN tv_flags_${isa} " " flags)
       check_cxx_compiler_flag("${flags}" TV_COMPILES_${isa})
-    else()
-      set(TV_COMPILES_${isa} ON)
-    endif()
-    if(isa IN_LIST wanted AND TV_COMPILES_${isa})
+      if(NOT TV_COMPILES_${isa})
+        continue()
+      endif()
       set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${tv_flags_${isa}}")
-      list(APPEND built ${isa})
-    else()
-      list(REMOVE_ITEM list ${file})
     endif()
+    list(APPEND built ${isa})
   endforeach()
-  set(${sources} ${list} PARENT_SCOPE)
   set(tv_instruction_sets ${built} PARENT_SCOPE)
+  list(JOIN built ", " built)
   message(STATUS "CPU kernels for ${CMAKE_SYSTEM_PROCESSOR}: ${built}")
 endfunction()

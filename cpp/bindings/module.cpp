@@ -1,6 +1,7 @@
 // The module tiny_vllm._core: the exceptions, what the build and the machine are, and the parts of bindings.h.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include "backend/cuda_devices.h"
 #include "base/build_info.h"
@@ -37,9 +38,9 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-py::dict build_info_dict() {
+py::typing::Dict<py::str, py::object> build_info_dict() {
   const BuildInfo& info = build_info();
-  py::dict d;
+  py::typing::Dict<py::str, py::object> d;
   d["version"] = info.version;
   d["compiler"] = info.compiler;
   d["flags"] = info.flags;

@@ -44,32 +44,32 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 
 }  // namespace tiny_vllm::testing
 
-#define TEST(name)                                                                              \
-  static void test_##name();                                                                    \
-  static const ::tiny_vllm::testing::Register register_##name(__FILE__, #name, test_##name);    \
+#define TEST(name)                                                                           \
+  static void test_##name();                                                                 \
+  static const ::tiny_vllm::testing::Register register_##name(__FILE__, #name, test_##name); \
   static void test_##name()
 
-#define CHECK(...)                                                                              \
-  do {                                                                                          \
+#define CHECK(...)                                                                                          \
+  do {                                                                                                      \
     if (!(__VA_ARGS__)) ::tiny_vllm::testing::fail(__FILE__, __LINE__, "CHECK(" #__VA_ARGS__ ") is false"); \
   } while (false)
 
 #define CHECK_EQ(a, b) ::tiny_vllm::testing::check_equal((a), (b), #a ", " #b, __FILE__, __LINE__)
 
 // The statement throws exactly this type (or one derived from it), and its message contains `part`.
-#define CHECK_THROWS(type, part, ...)                                                           \
-  do {                                                                                          \
-    std::string what_was_thrown = "nothing";                                                    \
-    bool right_error = false;                                                                   \
-    try {                                                                                       \
-      __VA_ARGS__;                                                                              \
-    } catch (const type& e) {                                                                   \
-      what_was_thrown = e.what();                                                               \
-      right_error = what_was_thrown.find(part) != std::string::npos;                            \
-    } catch (const std::exception& e) {                                                         \
-      what_was_thrown = std::string("another type: ") + e.what();                               \
-    }                                                                                           \
-    if (!right_error)                                                                           \
-      ::tiny_vllm::testing::fail(__FILE__, __LINE__,                                            \
+#define CHECK_THROWS(type, part, ...)                                                                              \
+  do {                                                                                                             \
+    std::string what_was_thrown = "nothing";                                                                       \
+    bool right_error = false;                                                                                      \
+    try {                                                                                                          \
+      __VA_ARGS__;                                                                                                 \
+    } catch (const type& e) {                                                                                      \
+      what_was_thrown = e.what();                                                                                  \
+      right_error = what_was_thrown.find(part) != std::string::npos;                                               \
+    } catch (const std::exception& e) {                                                                            \
+      what_was_thrown = std::string("another type: ") + e.what();                                                  \
+    }                                                                                                              \
+    if (!right_error)                                                                                              \
+      ::tiny_vllm::testing::fail(__FILE__, __LINE__,                                                               \
                                  "expected " #type " with \"" + std::string(part) + "\", got " + what_was_thrown); \
   } while (false)

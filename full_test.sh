@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# Everything there is to test, in stages; about 20 minutes on 2 cores. All stages run, and the end says which failed.
+#
+#   ./full_test.sh             what this machine can run; a missing tool is named and its stage left out
+#   ./full_test.sh --strict    a stage that is left out counts as failed
+#   ./full_test.sh --gpu       the tests that need an NVIDIA GPU
+#   ./full_test.sh STAGE...    some stages: build lint unit old_cpu asan tsan fuzz aarch64 pytest
+#   FUZZ_SECONDS=60            how long each fuzzer runs
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+
+ALL=(build lint unit old_cpu asan tsan fuzz aarch64 pytest)
+strict=false
+gpu=false
+one=
+stages=()
+for argument in "$@"; do
+  case $argument in
+    -h | --help)
+      sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
+      exit
+      ;;
+    --strict) strict=true ;;
+    --gpu) gpu=true ;;
+    --one)
+      one=$2
+      break
+      ;;
+    *)
+      [[ " ${ALL[*]} " == *" $argument "* ]] || die "no stage is called $argument; there are: ${ALL[*]}"
+      stages+=("$argument")
+      ;;
+  esac
+done
+((${#stages[@]})) || stages=("${ALL[@]}")
+cd "$ROOT"
+
+FUZZ_SECONDS=${FUZZ_SECONDS:-60}
+LEFT_OUT=77 # the exit status of a stage that this machine cannot run
+
+left_out() {
+  echo "left out: $*"
+  exit $LEFT_OUT
+}
+
+stage_build() {
+  # The CPU wheel lies on the machines this runs on most; elsewhere the usual one comes.
+  "$ROOT/build.sh" test lint
+  "$PY" -c 'import torch' 2>/dev/null || "$PY" -m pip install -q "torch==2.13.0" || "$PY" -m pip install -q torch
+  "$ROOT/build.sh" hf server
+}
+
+stage_lint() { "$ROOT/lint.sh"; }
+
+stage_unit() {
+  build_cpp_tests build/dev
+  build/dev/tiny_vllm_tests
+}
+
+# The processors of 2008 and 2013, without AVX and without AVX-512: kernels they lack must not run.
+stage_old_cpu() {
+  local cpu
+  [[ $(uname -m) == x86_64 ]] || left_out "this is not an x86-64 machine"
+  command -v qemu-x86_64 >/dev/null || left_out "no emulator: sudo apt-get install -y qemu-user"
+  build_cpp_tests build/dev
+  for cpu in Nehalem Haswell; do
+    echo "$cpu:"
+    qemu-x86_64 -cpu $cpu build/dev/tiny_vllm_tests
+  done
+}
+
+sanitized() { # FOLDER SANITIZERS TEST-FILTER
+  build_cpp_tests "build/$1" -DTINY_VLLM_SANITIZE="$2" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTINY_VLLM_CUDA=OFF \
+    -DTINY_VLLM_BUILD_PYTHON=OFF
+  shift 2
+  UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_stack_use_after_return=1 TSAN_OPTIONS=halt_on_error=1 "$@"
+}
+
+stage_asan() { sanitized asan address,undefined build/asan/tiny_vllm_tests; }
+
+# ThreadSanitizer needs its shadow where a randomised address space may put something else.
+stage_tsan() { sanitized tsan thread setarch -R build/tsan/tiny_vllm_tests thread_pool; }
+
+# The newest clang that has both libFuzzer and std::source_location (16 and later).
+find_fuzzing_clang() {
+  local compiler probe
+  probe=$(mktemp -d)
+  printf '%s\n' '#include <cstddef>' '#include <cstdint>' '#include <source_location>' \
+    'extern "C" int LLVMFuzzerTestOneInput(const uint8_t*, size_t) {' \
+    '  return std::source_location::current().line() == 0;' '}' >"$probe/probe.cpp"
+  for compiler in clang++-{22,21,20,19,18,17,16} clang++; do
+    if "$compiler" -std=c++20 -fsanitize=fuzzer,address "$probe/probe.cpp" -o "$probe/probe" 2>/dev/null; then
+      echo "$compiler"
+      break
+    fi
+  done
+  rm -r "$probe"
+}
+
+stage_fuzz() {
+  local clang name folders
+  clang=$(find_fuzzing_clang)
+  [[ -n $clang ]] || left_out "no clang 16 or newer with libFuzzer: sudo apt-get install -y clang-16 libclang-rt-16-dev"
+  run_logged fuzz cmake_venv -S . -B build/fuzz -G Ninja -DPython_EXECUTABLE="$PY" -DCMAKE_CXX_COMPILER="$clang" \
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTINY_VLLM_BUILD_FUZZ=ON -DTINY_VLLM_BUILD_PYTHON=OFF -DTINY_VLLM_CUDA=OFF
+  run_logged fuzz cmake_venv --build build/fuzz
+  for source in tests/fuzz/*.cpp; do
+    [[ -e $source ]] || left_out "no fuzzer in tests/fuzz yet"
+    name=$(basename "$source" .cpp)
+    # New inputs go to the first folder; the seeds of the second, if there are any, are only read.
+    folders=("build/fuzz/corpus/$name")
+    mkdir -p "${folders[@]}"
+    [[ ! -d tests/fuzz/seeds/$name ]] || folders+=("tests/fuzz/seeds/$name")
+    echo "$name, $FUZZ_SECONDS s with $clang"
+    run_logged "fuzz_$name" "build/fuzz/$name" -max_total_time="$FUZZ_SECONDS" -timeout=10 -rss_limit_mb=2048 \
+      -artifact_prefix=build/fuzz/ "${folders[@]}"
+    grep -h '^Done' "$LOGS/fuzz_$name.log"
+  done
+}
+
+stage_aarch64() {
+  local compiler=aarch64-linux-gnu-g++
+  command -v $compiler >/dev/null || left_out "no cross compiler: sudo apt-get install -y g++-aarch64-linux-gnu"
+  build_cpp_tests build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+    -DCMAKE_CXX_COMPILER=$compiler -DTINY_VLLM_BUILD_PYTHON=OFF
+  if command -v qemu-aarch64 >/dev/null; then
+    qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/tiny_vllm_tests
+  else
+    echo "compiled, not run: qemu-aarch64 is missing (sudo apt-get install -y qemu-user)"
+  fi
+}
+
+stage_pytest() { "$PY" -m pytest -q -n auto -m "not gpu"; }
+
+gpu_tests() {
+  local reason
+  "$ROOT/build.sh" test
+  reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
+  [[ -z $reason ]] || die "No GPU test was run: $reason."
+  grep -rqs "mark\.gpu" tests/*.py || die "No GPU test was run: there are none yet."
+  exec "$PY" -m pytest -q -m gpu
+}
+
+if [[ ${CI:-} ]]; then
+  export CMAKE_ARGS="${CMAKE_ARGS:-} -DTINY_VLLM_WERROR=ON"
+fi
+
+if $gpu; then gpu_tests; fi
+
+# Each stage runs in a bash of its own, in which the first command that fails ends it.
+if [[ $one ]]; then
+  "stage_$one"
+  exit
+fi
+
+passed=0
+failed=()
+summary=()
+for stage in "${stages[@]}"; do
+  printf '\n==== %s ====\n' "$stage"
+  started=$SECONDS
+  status=0
+  bash "$ROOT/full_test.sh" --one "$stage" </dev/null || status=$?
+  took="$((SECONDS - started)) s"
+  if ((status == 0)); then
+    passed=$((passed + 1))
+    summary+=("passed    $stage, $took")
+  elif ((status == LEFT_OUT)) && ! $strict; then
+    summary+=("left out  $stage")
+  else
+    failed+=("$stage")
+    summary+=("FAILED    $stage, $took")
+  fi
+  echo "---- $stage: $took"
+done
+
+printf '\n==== summary ====\n'
+printf '%s\n' "${summary[@]}"
+echo "stages: $passed passed, ${#failed[@]} failed, $((${#stages[@]} - passed - ${#failed[@]})) skipped"
+((${#failed[@]} == 0))
