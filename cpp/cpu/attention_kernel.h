@@ -1,0 +1,214 @@
+// Causal attention over the paged KV cache: softmax(q·Kᵀ · scale)·V for each query row, as a stream over the keys.
+//
+// Keys are taken in tiles of 64 at fixed places of the request: 0-63, 64-127, ... wherever the block table put them.
+// Neither the block size nor the other rows of the batch nor the chunk that a token was prefilled in moves a border, so
+// none of them changes a bit of the result. Keys that a row must not see get score -inf and hence weight 0; slots past
+// the end of the context, which may hold anything, are not read at all.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/matmul_kernel.h"
+#include "cpu/online_softmax.h"
+
+namespace tiny_vllm::TINY_VLLM_ISA {
+namespace {
+
+constexpr int64_t kKeyTile = 64;
+
+inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// One item of work with its addresses worked out.
+template <typename T>
+struct AttentionRows {
+  const AttentionArgs<T>& args;
+  const AttentionItem& item;
+  int64_t first_token = 0;     // row of qkv that holds the request's first token of this step
+  int64_t first_position = 0;  // and its position in the request
+  const int32_t* block_table = nullptr;
+
+  AttentionRows(const AttentionArgs<T>& a, const AttentionItem& i) : args(a), item(i) {
+    first_token = args.query_start[item.request];
+    const int64_t tokens = args.query_start[item.request + 1] - first_token;
+    first_position = args.context_len[item.request] - tokens;
+    block_table = args.block_tables + item.request * args.block_table_width;
+  }
+
+  int64_t count() const { return item.row_end - item.row_begin; }
+  int64_t token(int64_t row) const { return (item.row_begin + row) / args.group(); }
+  int64_t head(int64_t row) const { return item.kv_head * args.group() + (item.row_begin + row) % args.group(); }
+
+  const T* query(int64_t row) const {
+    const AttentionShape& s = args.shape;
+    return args.qkv + ((first_token + token(row)) * (s.num_heads + 2 * s.num_kv_heads) + head(row)) * s.head_dim;
+  }
+  T* out(int64_t row) const {
+    return args.out + ((first_token + token(row)) * args.shape.num_heads + head(row)) * args.shape.head_dim;
+  }
+
+  // The keys of [begin, end) that a row sees: itself and what came before, back to the sliding window's edge.
+  KeyRange visible(int64_t row, int64_t begin, int64_t end) const {
+    const int64_t position = first_position + token(row), window = args.shape.sliding_window;
+    const int64_t oldest = window > 0 ? position - window + 1 : 0;
+    const int64_t first = min_of(max_of(begin, oldest), end);
+    return {first, max_of(first, min_of(end, position + 1))};
+  }
+
+  // Where the key (and, in the other tensor, the value) of a position lies.
+  int64_t offset(int64_t position) const {
+    const AttentionShape& s = args.shape;
+    const int64_t block = block_table[position / s.block_size];
+    return ((block * s.num_kv_heads + item.kv_head) * s.block_size + position % s.block_size) * s.head_dim;
+  }
+};
+
+// scores[j] = query · keys[j] * scale for a tile of 64 keys, 16 at a time.
+template <typename T>
+inline void score_tile(const T* query, const T* const* keys, int64_t dim, float scale, float* scores) {
+  for (int64_t j = 0; j < kKeyTile; j += 16) {
+    Vec acc[1][16];
+    dot_tile<T, 16, 1>(keys + j, &query, dim, acc);
+    store(scores + j, reduce_add(acc[0]) * set1(scale));
+  }
+}
+
+// out[r] = out[r] * factor[r] + sum_j weights[r][j] * values[j], for elements [d, d + 16 kVecs) of kRows rows.
+// Keys in `all` are seen by each of the rows. In the rest of `any` a row skips what it does not see: a weight of 0
+// times a value that is NaN would be NaN.
+template <typename T, int kRows, int kVecs>
+inline void value_tile(const T* const* values, const float* weights, const KeyRange* seen, KeyRange any, KeyRange all,
+                       const float* factors, float* const* out, int64_t d, int64_t n) {
+  Vec acc[kRows][kVecs];
+  const auto load_n = [n](const auto* p) { return n == 16 ? load(p) : load(p, n); };
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = load_n(out[r] + d + 16 * v) * set1(factors[r]);
+  }
+  const auto add_key = [&](int64_t j, bool for_all) {
+    Vec value[kVecs];
+    for (int v = 0; v < kVecs; ++v) value[v] = load_n(values[j] + d + 16 * v);
+    for (int r = 0; r < kRows; ++r) {
+      if (!for_all && (j < seen[r].begin || j >= seen[r].end)) continue;
+      const Vec weight = set1(weights[r * kKeyTile + j]);
+      for (int v = 0; v < kVecs; ++v) acc[r][v] = fma(weight, value[v], acc[r][v]);
+    }
+  };
+  int64_t j = any.begin;
+  for (; j < all.begin; ++j) add_key(j, false);
+  for (; j < all.end; ++j) add_key(j, true);
+  for (; j < any.end; ++j) add_key(j, false);
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) {
+      if (n == 16) {
+        store(out[r] + d + 16 * v, acc[r][v]);
+      } else {
+        store(out[r] + d + 16 * v, acc[r][v], n);
+      }
+    }
+  }
+}
+
+template <typename T, int kRows>
+inline void value_rows(const T* const* values, const float* weights, const KeyRange* seen, const float* factors,
+                       float* const* out, int64_t dim) {
+  KeyRange any = seen[0], all = seen[0];
+  for (int r = 1; r < kRows; ++r) {
+    any = {min_of(any.begin, seen[r].begin), max_of(any.end, seen[r].end)};
+    all = {max_of(all.begin, seen[r].begin), min_of(all.end, seen[r].end)};
+  }
+  all = {min_of(all.begin, any.end), max_of(all.end, min_of(all.begin, any.end))};  // rows with no key in common
+  int64_t d = 0;
+  for (; d + 64 <= dim; d += 64) value_tile<T, kRows, 4>(values, weights, seen, any, all, factors, out, d, 16);
+  for (; d < dim; d += 16) value_tile<T, kRows, 1>(values, weights, seen, any, all, factors, out, d, min_of(16, dim - d));
+}
+
+// Attends to keys [begin, end) of one tile and updates the state of each row.
+template <typename T>
+inline void attend_tile(const AttentionRows<T>& rows, int64_t begin, int64_t end, OnlineSoftmax* states, float* scores) {
+  const int64_t dim = rows.args.shape.head_dim, count = rows.count();
+
+  // Only slots that some row sees are read. The rest of the tile points at one that is; its scores become -inf.
+  const int64_t first = rows.visible(0, begin, end).begin, last = rows.visible(count - 1, begin, end).end;
+  if (first >= last) return;
+  const T* keys[kKeyTile];
+  const T* values[kKeyTile];
+  for (int64_t j = 0; j < kKeyTile; ++j) {
+    const int64_t at = rows.offset(min_of(max_of(begin + j, first), last - 1));
+    keys[j] = rows.args.keys + at;
+    values[j] = rows.args.values + at;
+  }
+
+  for (int64_t r = 0; r < count; r += 4) {
+    const int64_t n = min_of(4, count - r);
+    KeyRange seen[4];
+    float factors[4];
+    float* out[4];
+    for (int64_t i = 0; i < n; ++i) {
+      float* row_scores = scores + i * kKeyTile;
+      seen[i] = rows.visible(r + i, begin, end);
+      seen[i] = {seen[i].begin - begin, seen[i].end - begin};
+      score_tile(rows.query(r + i), keys, dim, rows.args.shape.scale, row_scores);
+      for (int64_t j = 0; j < seen[i].begin; ++j) row_scores[j] = -kInfinity;
+      for (int64_t j = seen[i].end; j < kKeyTile; ++j) row_scores[j] = -kInfinity;
+      factors[i] = states[r + i].update(row_scores, kKeyTile);
+      out[i] = states[r + i].out;
+    }
+    if (n == 4) value_rows<T, 4>(values, scores, seen, factors, out, dim);
+    if (n == 3) value_rows<T, 3>(values, scores, seen, factors, out, dim);
+    if (n == 2) value_rows<T, 2>(values, scores, seen, factors, out, dim);
+    if (n == 1) value_rows<T, 1>(values, scores, seen, factors, out, dim);
+  }
+}
+
+template <typename T>
+void attention(const AttentionArgs<T>& args, const AttentionItem& item, float* scratch) {
+  const AttentionRows<T> rows(args, item);
+  const int64_t dim = args.shape.head_dim, count = rows.count();
+  float* scores = scratch;
+  float* part_out = scores + 4 * kKeyTile;
+  float* total_out = part_out + kQueryRows * dim;
+
+  OnlineSoftmax part[kQueryRows], total[kQueryRows];
+  for (int64_t r = 0; r < count; ++r) total[r].init(total_out + r * dim, dim);
+
+  for (int64_t split = item.split_begin; split < item.split_end; ++split) {
+    for (int64_t r = 0; r < count; ++r) part[r].init(part_out + r * dim, dim);
+    for (int64_t tile = split * kKeySplit; tile < (split + 1) * kKeySplit; tile += kKeyTile) {
+      attend_tile(rows, tile, tile + kKeyTile, part, scores);
+    }
+    for (int64_t r = 0; r < count; ++r) total[r].merge(part[r].max, part[r].sum, part[r].out, dim);
+  }
+
+  for (int64_t r = 0; r < count; ++r) {
+    if (!item.partial) {
+      total[r].finish(rows.out(r), dim);
+      continue;
+    }
+    float* partial = item.partial + r * (dim + 2);
+    for (int64_t i = 0; i < dim; ++i) partial[i] = total[r].out[i];
+    partial[dim] = total[r].max;
+    partial[dim + 1] = total[r].sum;
+  }
+}
+
+template <typename T>
+void attention_merge(const AttentionArgs<T>& args, const AttentionItem& item, const float* partials, int64_t splits,
+                     float* scratch) {
+  const AttentionRows<T> rows(args, item);
+  const int64_t dim = args.shape.head_dim, count = rows.count();
+  for (int64_t r = 0; r < count; ++r) {
+    OnlineSoftmax total;
+    total.init(scratch, dim);
+    for (int64_t split = 0; split < splits; ++split) {
+      const float* partial = partials + (split * count + r) * (dim + 2);
+      total.merge(partial[dim], partial[dim + 1], partial, dim);
+    }
+    total.finish(rows.out(r), dim);
+  }
+}
+
+}  // namespace
+}  // namespace tiny_vllm::TINY_VLLM_ISA

@@ -1,0 +1,67 @@
+// Which kernels can this processor run? Asked at run time, so that one build serves every machine.
+#include "cpu/kernels.h"
+
+namespace tiny_vllm {
+
+namespace {
+
+struct Candidate {
+  const char* isa;
+  const CpuKernels* (*kernels)();
+  bool (*supported)();
+};
+
+bool always() { return true; }
+
+// __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+#if defined(TV_KERNELS_AVX2)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+#if defined(TV_KERNELS_AVX512) || defined(TV_KERNELS_AVX512_BF16)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+#endif
+#if defined(TV_KERNELS_AVX512_BF16)
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+// Best first. CMake defines TV_KERNELS_<SET> for the files that this build has.
+constexpr Candidate kCandidates[] = {
+#if defined(TV_KERNELS_AVX512_BF16)
+    {"avx512_bf16", avx512_bf16_kernels, has_avx512_bf16},
+#endif
+#if defined(TV_KERNELS_AVX512)
+    {"avx512", avx512_kernels, has_avx512},
+#endif
+#if defined(TV_KERNELS_AVX2)
+    {"avx2", avx2_kernels, has_avx2},
+#endif
+#if defined(TV_KERNELS_NEON)
+    {"neon", neon_kernels, always},
+#endif
+    {"portable", portable_kernels, always},
+    {"reference", reference_kernels, always},
+};
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Candidate& c : kCandidates) {
+    if (c.supported()) names.push_back(c.isa);
+  }
+  return names;
+}
+
+const CpuKernels& select_kernels(const std::string& isa) {
+  for (const Candidate& c : kCandidates) {
+    if ((isa == "auto" || isa == c.isa) && c.supported()) return *c.kernels();
+  }
+  std::string known = "auto";
+  for (const std::string& name : available_isas()) known += ", " + name;
+  throw DeviceError(str("cpu_isa is '", isa, "'; this processor and build can run: ", known));
+}
+
+}  // namespace tiny_vllm

@@ -1,0 +1,90 @@
+// x (M, K) x weight (N, K)ᵀ: every output is the dot product of a row of x and a row of weight.
+//
+// The order in which the products of one output are added is fixed: one accumulator of 16 lanes walks through K, then
+// the lanes are added by the tree of reduce_add(). Tiles of 16 columns and 1 to 4 rows only decide which outputs are
+// computed side by side. So a row's result has the same bits whatever else is in the batch.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/simd.h"
+
+namespace tiny_vllm::TINY_VLLM_ISA {
+namespace {
+
+// acc[c][r] = lanes of dot(rows[r], x[c]).
+template <typename T, int kRows, int kCols>
+inline void dot_tile(const T* const* rows, const T* const* x, int64_t k, Vec (&acc)[kCols][kRows]) {
+  using D = Dot<T>;
+  for (int c = 0; c < kCols; ++c) {
+    for (int r = 0; r < kRows; ++r) acc[c][r] = zero();
+  }
+  int64_t i = 0;
+  for (; i + D::kStep <= k; i += D::kStep) {
+    typename D::Operand w[kRows];
+    for (int r = 0; r < kRows; ++r) w[r] = D::load_operand(rows[r] + i);
+    for (int c = 0; c < kCols; ++c) {
+      const typename D::Operand a = D::load_operand(x[c] + i);
+      for (int r = 0; r < kRows; ++r) acc[c][r] = D::step(acc[c][r], w[r], a);
+    }
+  }
+  if (i < k) {
+    for (int c = 0; c < kCols; ++c) {
+      const typename D::Operand a = D::load_operand(x[c] + i, k - i);
+      for (int r = 0; r < kRows; ++r) acc[c][r] = D::step(acc[c][r], D::load_operand(rows[r] + i, k - i), a);
+    }
+  }
+}
+
+template <typename T>
+inline void finish_columns(const MatmulArgs<T>& args, int64_t row, int64_t n, int64_t count, Vec sums) {
+  if (args.bias) sums = sums + load(args.bias + n, count);
+  const int64_t at = row * args.n + n;
+  if (args.out_is_float) {
+    store(static_cast<float*>(args.out) + at, sums, count);
+  } else {
+    store(static_cast<T*>(args.out) + at, sums, count);
+  }
+}
+
+// Columns [n, n + count) with count <= 16, of kCols rows from `row` on.
+template <typename T, int kCols>
+inline void matmul_tile(const MatmulArgs<T>& args, int64_t row, int64_t n, int64_t count) {
+  const T* x[kCols];
+  for (int c = 0; c < kCols; ++c) x[c] = args.x + (row + c) * args.k;
+
+  // Past the last column the last weight row is read again, and its results are not stored.
+  constexpr int kRows = kCols == 1 ? 1 : 4;
+  Vec lanes[kCols][16];
+  for (int64_t r = 0; r < 16; r += kRows) {
+    const T* rows[kRows];
+    for (int j = 0; j < kRows; ++j) {
+      const int64_t last = count - 1;
+      rows[j] = args.weight + (n + (r + j < last ? r + j : last)) * args.k;
+    }
+    Vec acc[kCols][kRows];
+    dot_tile<T, kRows, kCols>(rows, x, args.k, acc);
+    for (int c = 0; c < kCols; ++c) {
+      for (int j = 0; j < kRows; ++j) lanes[c][r + j] = acc[c][j];
+    }
+  }
+  for (int c = 0; c < kCols; ++c) finish_columns(args, row + c, n, count, reduce_add(lanes[c]));
+}
+
+template <typename T>
+void matmul(const MatmulArgs<T>& args, int64_t n_begin, int64_t n_end) {
+  constexpr int64_t kRowBlock = 128;  // rows of x that stay in the L2 cache while the weights pass by
+  for (int64_t m_begin = 0; m_begin < args.m; m_begin += kRowBlock) {
+    const int64_t m_end = m_begin + kRowBlock < args.m ? m_begin + kRowBlock : args.m;
+    for (int64_t n = n_begin; n < n_end; n += 16) {
+      const int64_t count = n_end - n < 16 ? n_end - n : 16;
+      int64_t m = m_begin;
+      for (; m + 4 <= m_end; m += 4) matmul_tile<T, 4>(args, m, n, count);
+      if (m_end - m == 3) matmul_tile<T, 3>(args, m, n, count);
+      if (m_end - m == 2) matmul_tile<T, 2>(args, m, n, count);
+      if (m_end - m == 1) matmul_tile<T, 1>(args, m, n, count);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tiny_vllm::TINY_VLLM_ISA
