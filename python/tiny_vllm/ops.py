@@ -1,0 +1,327 @@
+"""Each op of the forward pass on numpy arrays, one call an idea.
+
+These are the engine's own kernels, not copies of them. Arrays are float32, or bfloat16 (`ml_dtypes.bfloat16`); all
+arrays of a call have the same type. Inputs are never changed; results are new arrays.
+
+Every function takes
+
+- `device`: "cpu" or "cuda"
+- `isa`: CPU instruction set, one of `available_isas()`, or "auto" for the best one
+- `num_threads`: CPU threads, 0 for as many as this process may use
+
+and raises `DeviceError` when the device or instruction set cannot be used and `InvalidRequestError` when shapes or
+types do not fit together.
+
+Shapes: T tokens, D hidden size, H query heads, Hk KV heads, Dh head dim, F feed-forward width, NB blocks,
+BS block size, R requests, B blocks of the longest request.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tiny_vllm import _core
+from tiny_vllm._core import available_isas, measure_read_bandwidth
+from tiny_vllm.errors import InvalidRequestError
+
+__all__ = [
+    "act_mul",
+    "add_rms_norm",
+    "available_isas",
+    "bfloat16",
+    "copy_block",
+    "embedding",
+    "gather_rows",
+    "matmul",
+    "measure_read_bandwidth",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_cache",
+]
+
+Array = npt.NDArray[Any]
+bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+
+
+@functools.lru_cache(maxsize=16)
+def _ops(device: str, isa: str, num_threads: int) -> _core.Ops:
+    return _core.Ops(device=device, num_threads=num_threads, cpu_isa=isa)
+
+
+
+def _to_device(ops: _core.Ops, array: Array) -> _core.DeviceArray:
+    return ops.array(array.view(np.uint16) if array.dtype == bfloat16 else array)
+
+
+def _to_numpy(array: _core.DeviceArray) -> Array:
+    result = array.numpy()
+    return result.view(bfloat16) if array.dtype == "bfloat16" else result
+
+
+def _poisoned(ops: _core.Ops, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _core.DeviceArray:
+    """An output full of NaN: whatever an op forgets to write is seen."""
+    return _to_device(ops, np.full(shape, np.nan, dtype))
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidRequestError(message)
+
+
+def _check_types(first: str, x: Array, **others: Array | None) -> np.dtype[Any]:
+    """All arrays of a call have one type, float32 or bfloat16."""
+    dtype = x.dtype
+    _check(dtype == np.float32 or dtype == bfloat16, f"{first} is {dtype}, expected float32 or bfloat16")
+    for name, array in others.items():
+        if array is not None:
+            _check(array.dtype == dtype, f"{name} is {array.dtype}, but {first} is {dtype}")
+    return dtype
+
+
+def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    _check(array.shape == shape, f"{name} has shape {array.shape}, expected {shape}")
+
+
+def embedding(
+    table: Array, ids: npt.ArrayLike, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+) -> Array:
+    """table (V, D), ids (T) -> (T, D): row ids[t] of the table for each token."""
+    return gather_rows(table, ids, device=device, isa=isa, num_threads=num_threads)
+
+
+def gather_rows(
+    x: Array, rows: npt.ArrayLike, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+) -> Array:
+    """x (T, D), rows (n) -> (n, D)."""
+    dtype = _check_types("x", x)
+    _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
+    numbers = np.asarray(rows, np.int32).reshape(-1)
+    ops = _ops(device, isa, num_threads)
+    out = _poisoned(ops, (numbers.size, x.shape[1]), dtype)
+    ops.gather_rows(_to_device(ops, x), numbers, out)
+    return _to_numpy(out)
+
+
+def rms_norm(
+    x: Array, weight: Array, eps: float = 1e-5, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+) -> Array:
+    """x (T, D), weight (D) -> (T, D): round(x / sqrt(mean(x²) + eps)) * weight, per row.
+
+    Source: Zhang and Sennrich, arXiv 1910.07467; rounded as the Hugging Face models round.
+    """
+    dtype = _check_types("x", x, weight=weight)
+    _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
+    _check_shape("weight", weight, x.shape[1:])
+    ops = _ops(device, isa, num_threads)
+    out = _poisoned(ops, x.shape, dtype)
+    ops.rms_norm(_to_device(ops, x), _to_device(ops, weight), eps, out)
+    return _to_numpy(out)
+
+
+def add_rms_norm(
+    residual: Array,
+    x: Array,
+    weight: Array,
+    eps: float = 1e-5,
+    *,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> tuple[Array, Array]:
+    """residual (T, D), x (T, D), weight (D) -> the rounded sum residual + x, and its rms_norm."""
+    dtype = _check_types("x", x, residual=residual, weight=weight)
+    _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
+    _check_shape("residual", residual, x.shape)
+    _check_shape("weight", weight, x.shape[1:])
+    ops = _ops(device, isa, num_threads)
+    total, out = _to_device(ops, residual), _poisoned(ops, x.shape, dtype)
+    ops.add_rms_norm(total, _to_device(ops, x), _to_device(ops, weight), eps, out)
+    return _to_numpy(total), _to_numpy(out)
+
+
+def matmul(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    out_dtype: npt.DTypeLike | None = None,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> Array:
+    """x (T, K), weight (N, K), bias (N) or None -> x weightᵀ + bias (T, N).
+
+    out_dtype: the type of x, or float32.
+    """
+    dtype = _check_types("x", x, weight=weight, bias=bias)
+    _check(x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions")
+    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    if bias is not None:
+        _check_shape("bias", bias, weight.shape[:1])
+    result = dtype if out_dtype is None else np.dtype(out_dtype)
+    _check(result in (dtype, np.float32), f"out_dtype is {result}, expected {dtype} or float32")
+    ops = _ops(device, isa, num_threads)
+    out = _poisoned(ops, (x.shape[0], weight.shape[0]), result)
+    bias_on_device = None if bias is None else _to_device(ops, bias)
+    ops.matmul(_to_device(ops, x), _to_device(ops, weight), bias_on_device, out)
+    return _to_numpy(out)
+
+
+def rope_and_cache(
+    qkv: Array,
+    keys: Array,
+    values: Array,
+    *,
+    slot_mapping: npt.ArrayLike,
+    cos_sin: npt.ArrayLike,
+    num_heads: int,
+    q_norm: Array | None = None,
+    k_norm: Array | None = None,
+    eps: float = 1e-6,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> tuple[Array, Array, Array]:
+    """Rotates queries and keys and writes keys and values into the cache.
+
+    qkv (T, (H+2Hk)·Dh), keys and values (NB, Hk, BS, Dh), slot_mapping (T): block * BS + offset,
+    cos_sin (T, Dh/2, 2), q_norm and k_norm (Dh): each head is normalised first, as rms_norm does.
+    Returns qkv with its queries rotated, and the two caches.
+
+    Source: Su et al., arXiv 2104.09864, in the half-split form of the Hugging Face models.
+    """
+    _check_types("qkv", qkv, keys=keys, values=values, q_norm=q_norm, k_norm=k_norm)
+    num_kv_heads, block_size, head_dim = _check_cache(qkv, keys, values, num_heads)
+    tokens = qkv.shape[0]
+    slots = np.asarray(slot_mapping, np.int64)
+    _check_shape("slot_mapping", slots, (tokens,))
+    limit = keys.shape[0] * block_size
+    _check(bool(np.all((slots >= 0) & (slots < limit))), f"slot_mapping must lie in 0..{limit - 1}")
+    angles = np.asarray(cos_sin, np.float32)
+    _check_shape("cos_sin", angles, (tokens, head_dim // 2, 2))
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            _check_shape(name, norm, (head_dim,))
+
+    ops = _ops(device, isa, num_threads)
+    batch = _core.OpsBatch(
+        query_start=np.array([0, tokens]),
+        context_len=np.array([tokens]),
+        block_tables=np.zeros((1, 0)),
+        slot_mapping=slots,
+        cos_sin=angles,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+    )
+    arrays = [_to_device(ops, a) for a in (qkv, keys, values)]
+    norms = [None if norm is None else _to_device(ops, norm) for norm in (q_norm, k_norm)]
+    ops.rope_and_cache(arrays[0], norms[0], norms[1], eps, batch, arrays[1], arrays[2])
+    return _to_numpy(arrays[0]), _to_numpy(arrays[1]), _to_numpy(arrays[2])
+
+
+def paged_attention(
+    qkv: Array,
+    keys: Array,
+    values: Array,
+    *,
+    block_tables: npt.ArrayLike,
+    context_len: npt.ArrayLike,
+    query_start: npt.ArrayLike,
+    num_heads: int,
+    scale: float | None = None,
+    sliding_window: int = 0,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> Array:
+    """Causal attention over a paged cache -> (T, H·Dh).
+
+    qkv (T, (H+2Hk)·Dh), of which only the queries are read; keys and values (NB, Hk, BS, Dh);
+    block_tables (R, B); context_len (R): keys that a request's last row sees; query_start (R+1): first row of each
+    request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query sees, itself
+    included; 0 for all.
+
+    Source: Kwon et al., arXiv 2309.06180 (paging); Dao et al., arXiv 2205.14135 (softmax as a stream).
+    """
+    dtype = _check_types("qkv", qkv, keys=keys, values=values)
+    num_kv_heads, block_size, head_dim = _check_cache(qkv, keys, values, num_heads)
+    _check(sliding_window >= 0, f"sliding_window is {sliding_window}, expected 0 or more")
+    tokens = qkv.shape[0]
+    tables, contexts = np.asarray(block_tables, np.int32), np.asarray(context_len, np.int32)
+    starts = np.asarray(query_start, np.int32)
+    requests = contexts.size
+    _check(tables.ndim == 2 and tables.shape[0] == requests, f"block_tables has shape {tables.shape}")
+    _check_shape("query_start", starts, (requests + 1,))
+    ordered = starts[0] == 0 and starts[-1] == tokens and bool(np.all(np.diff(starts) >= 0))
+    _check(bool(ordered), f"query_start must rise from 0 to {tokens}")
+
+    ops = _ops(device, isa, num_threads)
+    batch = _core.OpsBatch(
+        query_start=starts,
+        context_len=contexts,
+        block_tables=tables,
+        slot_mapping=np.zeros(tokens, np.int64),
+        cos_sin=np.zeros(0, np.float32),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        sliding_window=sliding_window,
+        scale=1 / math.sqrt(head_dim) if scale is None else scale,
+    )
+    out = _poisoned(ops, (tokens, num_heads * head_dim), dtype)
+    ops.paged_attention(_to_device(ops, qkv), batch, _to_device(ops, keys), _to_device(ops, values), out)
+    return _to_numpy(out)
+
+
+def _check_cache(qkv: Array, keys: Array, values: Array, num_heads: int) -> tuple[int, int, int]:
+    """The cache's (Hk, BS, Dh), after a look at whether qkv belongs to it."""
+    _check(keys.ndim == 4, f"keys has shape {keys.shape}, expected (NB, Hk, BS, Dh)")
+    _check_shape("values", values, keys.shape)
+    _, num_kv_heads, block_size, head_dim = keys.shape
+    _check(
+        num_heads > 0 and num_kv_heads > 0 and num_heads % num_kv_heads == 0,
+        f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly",
+    )
+    _check(head_dim % 2 == 0 and 0 < head_dim <= 512, f"head_dim is {head_dim}, expected an even number up to 512")
+    _check(qkv.ndim == 2, f"qkv has shape {qkv.shape}, expected two dimensions")
+    _check_shape("qkv", qkv, (qkv.shape[0], (num_heads + 2 * num_kv_heads) * head_dim))
+    return num_kv_heads, block_size, head_dim
+
+
+def act_mul(
+    gate_up: Array, activation: str = "silu", *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+) -> Array:
+    """gate_up (T, 2F) -> (T, F): activation(gate) * up; activation is silu, gelu or gelu_tanh.
+
+    Source: Shazeer, arXiv 2002.05202. activation(gate) is rounded before the product, as in the Hugging Face models.
+    """
+    dtype = _check_types("gate_up", gate_up)
+    _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, f"gate_up has shape {gate_up.shape}, expected (T, 2F)")
+    ops = _ops(device, isa, num_threads)
+    out = _poisoned(ops, (gate_up.shape[0], gate_up.shape[1] // 2), dtype)
+    ops.act_mul(_to_device(ops, gate_up), activation, out)
+    return _to_numpy(out)
+
+
+def copy_block(
+    keys: Array, values: Array, src: int, dst: int, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+) -> tuple[Array, Array]:
+    """keys and values (NB, Hk, BS, Dh) with block src copied over block dst."""
+    _check_types("keys", keys, values=values)
+    _check(keys.ndim == 4, f"keys has shape {keys.shape}, expected (NB, Hk, BS, Dh)")
+    _check_shape("values", values, keys.shape)
+    blocks = keys.shape[0]
+    _check(0 <= src < blocks and 0 <= dst < blocks, f"blocks {src} and {dst} must lie in 0..{blocks - 1}")
+    ops = _ops(device, isa, num_threads)
+    arrays = [_to_device(ops, a) for a in (keys, values)]
+    ops.copy_block(arrays[0], arrays[1], src, dst)
+    return _to_numpy(arrays[0]), _to_numpy(arrays[1])
