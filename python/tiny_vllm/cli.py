@@ -151,6 +151,43 @@ def _print_figures(
     )
 
 
+_SCENARIOS = {  # name: (prompts, tokens of each, tokens to generate)
+    "prefill": (1, 512, 1),
+    "decode-1": (1, 32, 128),
+    "decode-64": (64, 32, 64),
+}
+
+
+@app.command()
+@_with_engine_options
+def bench(
+    scenario: Annotated[str, typer.Argument(help=f"One of {', '.join(_SCENARIOS)}.")] = "decode-1",
+    model: Annotated[Optional[str], typer.Option(help="As for run.")] = None,
+    **options: Any,
+) -> None:
+    """Run a named load once warm, and print its speed. What nsys.sh and ncu.sh profile."""
+    if scenario not in _SCENARIOS:
+        raise typer.BadParameter(f"{scenario!r} is not one of {', '.join(_SCENARIOS)}")
+    requests, prompt_tokens, new_tokens = _SCENARIOS[scenario]
+    engine = _load(model, {**options, "enable_prefix_caching": False})
+    vocab_size = engine.info()["vocab_size"]
+    prompts = [[(7919 * i + 104729 * r) % vocab_size for i in range(prompt_tokens)] for r in range(requests)]
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))  # threads, pages
+    before = engine.metrics()
+    start = time.monotonic()
+    engine.generate(prompts, params)
+    seconds = time.monotonic() - start
+    after = engine.metrics()
+    tokens = requests * (prompt_tokens if new_tokens == 1 else new_tokens)
+    print(
+        f"{scenario}: {requests} x ({prompt_tokens} prompt + {new_tokens} new) in {seconds:.3f} s, "
+        f"{tokens / seconds:.1f} {'prompt' if new_tokens == 1 else 'new'} tok/s, "
+        f"{after['num_steps'] - before['num_steps']} steps, "
+        f"{(after['bytes_read'] - before['bytes_read']) / seconds / 1e9:.1f} GB/s read"
+    )
+
+
 @app.command()
 def info() -> None:
     """How this package was built, and which devices it sees."""
