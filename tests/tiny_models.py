@@ -1,9 +1,9 @@
-"""Tiny random models, one for each edge case of the Llama-like architectures, written as Hugging Face folders.
+"""Tiny random models, one for each edge case of the Llama-like architectures, as Hugging Face folders.
 
-The weights come from numpy's frozen ``RandomState.randint`` and IEEE arithmetic alone, so every machine writes
-the same bytes; ``data/tiny_golden.json`` holds their sha256 and what transformers computes from them (see
-data/README.md). They are scaled so that attention is far from uniform and that leaving a feature out moves the
-logits a lot.
+The weights come from numpy's frozen ``RandomState.randint`` and IEEE arithmetic alone, so every machine
+writes the same bytes; ``data/tiny_golden.json`` holds their sha256 and what transformers computes from them
+(see data/README.md). They are scaled so that attention is far from uniform and that leaving a feature out
+moves the logits a lot.
 
     python tests/tiny_models.py OUT_DIR [NAME...]
 """
@@ -296,7 +296,7 @@ def random_tensor(seed: str, name: str, shape: tuple[int, ...], tied: bool) -> F
     else:
         gain = 2.0 if "lm_head" in name else 1.6 if "q_proj" in name or "k_proj" in name else 1.0
         values = gain / shape[1] ** 0.5 * unit
-    return values.astype(np.float32)
+    return np.asarray(values, dtype=np.float32)
 
 
 def tensors_of(name: str) -> dict[str, Floats]:
@@ -350,7 +350,7 @@ def write_tokenizer(folder: Path) -> None:
     special = {"<bos>": BOS, "<eos>": EOS, "<pad>": PAD, "<unk>": UNK}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {
+    model: Config = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,
