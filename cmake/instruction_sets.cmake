@@ -2,7 +2,7 @@
 # architecture: the binary runs everywhere, and the CPU backend asks the processor which kernels it may call.
 # Never -march=native: a build must not depend on the machine that made it.
 #
-# A file whose flags this compiler or architecture lacks is compiled without them; it then offers no kernels.
+# Each set in the binary is also a macro TV_KERNELS_<SET>.
 
 set(tv_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c)
 set(tv_flags_avx2 -mavx2 -mfma -mf16c)
@@ -13,8 +13,9 @@ set(tv_flags_neon "")  # part of every aarch64 processor
 
 include(CheckCXXCompilerFlag)
 
-# Sets the flags of each file, and tv_instruction_sets to the sets that will be in the binary.
-function(tv_set_instruction_sets)
+# Takes the kernels that this compiler or architecture cannot build out of the list variable `sources`, gives the others
+# their flags, and sets tv_instruction_sets to what will be in the binary.
+function(tv_choose_instruction_sets sources)
   string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
   set(candidates "")
   if(processor MATCHES "^(x86_64|amd64)$")
@@ -23,22 +24,30 @@ function(tv_set_instruction_sets)
     set(candidates neon)
   endif()
 
+  set(left ${${sources}})
   set(built portable)
-  foreach(isa ${candidates})
+  foreach(isa avx2 avx512 avx512_bf16 amx neon)
     set(file ${CMAKE_SOURCE_DIR}/cpp/cpu/kernels_${isa}.cpp)
-    if(NOT EXISTS ${file})
+    if(NOT file IN_LIST left)
       continue()
     endif()
-    if(tv_flags_${isa})
-      list(JOIN tv_flags_${isa} " " flags)
-      check_cxx_compiler_flag("${flags}" TV_COMPILES_${isa})
-      if(NOT TV_COMPILES_${isa})
-        continue()
+    set(usable OFF)
+    if(isa IN_LIST candidates)
+      set(usable ON)
+      if(tv_flags_${isa})
+        list(JOIN tv_flags_${isa} " " flags)
+        check_cxx_compiler_flag("${flags}" TV_COMPILES_${isa})
+        set(usable ${TV_COMPILES_${isa}})
       endif()
-      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${tv_flags_${isa}}")
     endif()
-    list(APPEND built ${isa})
+    if(usable)
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${tv_flags_${isa}}")
+      list(APPEND built ${isa})
+    else()
+      list(REMOVE_ITEM left ${file})
+    endif()
   endforeach()
+  set(${sources} ${left} PARENT_SCOPE)
   set(tv_instruction_sets ${built} PARENT_SCOPE)
   list(JOIN built ", " built)
   message(STATUS "CPU kernels for ${CMAKE_SYSTEM_PROCESSOR}: ${built}")
