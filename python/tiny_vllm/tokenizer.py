@@ -21,6 +21,7 @@ from .chat_template import Message, compile_template, render_chat
 from .errors import InvalidRequestError, ModelLoadError
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -133,36 +134,37 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
-    def _byte_of(self) -> dict[str, int] | None:
-        """The byte behind each character of a token, for byte-level tokenizers; None for others."""
-        kinds = (
-            _decoder_kinds(json.loads(self.backend.decoder.__getstate__())) if self.backend.decoder else set()
+    def _decoder_kinds(self) -> set[str]:
+        decoder = self.backend.decoder
+        return _all_kinds(json.loads(decoder.__getstate__())) if decoder is not None else set()
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether the text is simply the bytes of all tokens in a row, as with Llama 3, Qwen and GPT-2."""
+        return "ByteLevel" in self._decoder_kinds and self._decoder_kinds <= {"ByteLevel", "Sequence", "Fuse"}
+
+    def is_single_byte(self, token_id: int) -> bool:
+        """Whether a token stands for one byte of a character that is not in the vocabulary (`<0xE2>`)."""
+        return (
+            "ByteFallback" in self._decoder_kinds
+            and _byte_value(self.backend.id_to_token(token_id)) is not None
         )
-        return {char: byte for byte, char in enumerate(byte_alphabet())} if "ByteLevel" in kinds else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text, in bytes. It may be part of a character, or empty for a padding
-        row.
-        """
+        """What one token adds to the text: maybe part of a character; nothing for an id of a padding row."""
         piece = self.backend.id_to_token(token_id)
         if piece is None:
             return b""
-        if token_id in self._added_ids:
-            return piece.encode("utf-8")
-        if self._byte_of is not None:
-            if all(char in self._byte_of for char in piece):
-                return bytes(self._byte_of[char] for char in piece)
-            return piece.encode("utf-8")
-        byte = _BYTE_TOKEN.fullmatch(piece)
-        return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode("utf-8")
+        if "ByteLevel" in self._decoder_kinds:
+            # Added tokens may have letters that are not in the alphabet of bytes. Those stand for themselves.
+            spelt = [_BYTE_OF.get(char, -1) for char in piece]
+            return piece.encode("utf-8") if -1 in spelt else bytes(spelt)
+        byte = _byte_value(piece) if "ByteFallback" in self._decoder_kinds else None
+        return piece.replace("\u2581", " ").encode("utf-8") if byte is None else bytes([byte])
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text for people to read: part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
-
-    @cached_property
-    def _added_ids(self) -> frozenset[int]:
-        return frozenset(self.backend.get_added_tokens_decoder())
 
     # ---- chat ----------------------------------------------------------------------------------------------
 
@@ -314,11 +316,16 @@ def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]
     return found
 
 
-def _decoder_kinds(state: Any) -> set[str]:
+def _all_kinds(state: Any) -> set[str]:
     kinds = {state.get("type", "")}
     for part in state.get("decoders") or ():
-        kinds |= _decoder_kinds(part)
+        kinds |= _all_kinds(part)
     return kinds
+
+
+def _byte_value(piece: str | None) -> int | None:
+    byte = _BYTE_TOKEN.fullmatch(piece or "")
+    return int(byte[1], 16) if byte else None
 
 
 # ---- generation_config.json --------------------------------------------------------------------------------
