@@ -1,18 +1,65 @@
-"""What all tests share."""
+"""What all tests share. Models are written once for each test process; they are small."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
+from typing import Any, NoReturn
 
+import fixtures
 import pytest
 
 
-def require_package(name: str) -> None:
-    """For tests against another library. Skips without it; fails in the full run, where nothing may be missing."""
-    if importlib.util.find_spec(name) is not None:
-        return
-    reason = f"the package {name} is not installed"
+def missing(reason: str) -> NoReturn:
+    """Ends a test that lacks something: skips it, but fails in the full run, where nothing may be missing."""
     if os.environ.get("TINY_VLLM_FULL_TEST") == "1":
-        pytest.fail(reason + ", and TINY_VLLM_FULL_TEST=1 asks for all of them")
+        pytest.fail(reason + ", and TINY_VLLM_FULL_TEST=1 asks for everything")
     pytest.skip(reason)
+
+
+def require_package(name: str) -> None:
+    """For tests against another library."""
+    if importlib.util.find_spec(name) is None:
+        missing(f"the package {name} is not installed")
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """The module."""
+    require_package("torch")
+    require_package("transformers")
+    import torch
+    import transformers as module
+
+    torch.set_num_threads(2)
+    module.logging.set_verbosity_error()
+    return module
+
+
+@pytest.fixture(scope="session")
+def bundled_folder() -> Path:
+    """The folder of the bundled model; the first use fetches it."""
+    from tiny_vllm.bundled import bundled_model_folder
+    from tiny_vllm.errors import ModelLoadError
+
+    try:
+        return bundled_model_folder()
+    except ModelLoadError as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def rand_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RAND with a byte-level tokenizer, in float32. No token ends its text."""
+    folder = fixtures.write_rand(tmp_path_factory.mktemp("rand"))
+    fixtures.write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rand_bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with bfloat16 weights."""
+    folder = fixtures.write_rand(tmp_path_factory.mktemp("rand-bf16"), dtype="bfloat16")
+    fixtures.write_byte_tokenizer(folder)
+    return folder
