@@ -1,8 +1,8 @@
 // Decides, step by step, which tokens are computed next and in which blocks their keys and values go.
 //
-// There is one kind of work: "positions [start, start + count) of a request". A prefill is a request with many
-// uncomputed tokens, a decode one with exactly one; a chunk of a long prompt, the rest after a prefix hit and the
-// recomputation after a preemption are the same thing with other numbers.
+// There is one kind of work: "positions [start, start + count) of a request". A prefill has many uncomputed tokens, a
+// decode exactly one; a chunk of a long prompt, the rest after a prefix hit and the recomputation after a preemption
+// are the same thing with other numbers.
 //
 //             add             admit (blocks for all known tokens)            remove
 //   engine  ------>  waiting  ----------------------------------->  running  ------>  engine
@@ -97,6 +97,12 @@ class Scheduler {
     return request.num_output_tokens() == 0 ? request.params.n : 1;
   }
   static int64_t num_sequences(const std::vector<Request*>& requests);
+
+  // A prompt is a prefill up to its last token, however it is cut; what a preempted request has to compute again is one
+  // as long as more than one token is missing.
+  static bool is_prefill(const Request& request) {
+    return request.num_computed_tokens < request.num_prompt_tokens || request.num_uncomputed_tokens() > 1;
+  }
 
   int64_t budget_left(const StepPlan& plan) const { return config_.max_num_batched_tokens - plan.num_tokens; }
 

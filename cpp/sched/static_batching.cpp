@@ -52,7 +52,7 @@ class StaticBatching : public Scheduler {
 
   void schedule_prefills(StepPlan& plan) {
     for (Request* request : running_) {
-      if (request->num_computed_tokens >= request->num_prompt_tokens) continue;
+      if (!is_prefill(*request)) continue;
       take_cached_blocks(*request);
       const int64_t left = budget_left(plan);
       const int64_t uncomputed = request->num_uncomputed_tokens();
