@@ -1,8 +1,16 @@
-"""tiny_vllm: an LLM inference engine small enough to read."""
+"""tiny_vllm: an LLM inference engine small enough to read.
+
+>>> from tiny_vllm import Engine, SamplingParams
+>>> engine = Engine()
+>>> engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1))[0].outputs[0].text
+' Paris'
+"""
 
 from __future__ import annotations
 
 from tiny_vllm import _core
+from tiny_vllm.config import EngineConfig
+from tiny_vllm.engine import Engine
 from tiny_vllm.errors import (
     DeviceError,
     Error,
@@ -11,13 +19,24 @@ from tiny_vllm.errors import (
     ModelLoadError,
     OutOfMemoryError,
 )
+from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from tiny_vllm.sampling_params import SamplingParams
+
+__version__: str = _core.build_info()["version"]
 
 __all__ = [
+    "CompletionOutput",
     "DeviceError",
+    "Engine",
+    "EngineConfig",
     "Error",
     "InternalError",
     "InvalidRequestError",
+    "Logprob",
     "ModelLoadError",
     "OutOfMemoryError",
-    "_core",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
 ]
