@@ -44,6 +44,24 @@ void for_dtype(DType dtype, Fn&& fn) {
   TV_CHECK(false, "the CPU backend computes in bfloat16 or float32, not in ", name_of(dtype));
 }
 
+// Memory that an op needs while it runs, kept for the next one.
+class Scratch {
+ public:
+  template <typename T>
+  T* of(int64_t count) {
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    if (bytes > bytes_) {
+      buffer_ = allocate_host(bytes);
+      bytes_ = bytes;
+    }
+    return static_cast<T*>(buffer_.get());
+  }
+
+ private:
+  Buffer buffer_;
+  int64_t bytes_ = 0;
+};
+
 class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const BackendOptions& options)
@@ -132,19 +150,27 @@ class CpuBackend : public Backend {
     if (m == 0 || n == 0) return;
 
     for_dtype(x.dtype, [&]<typename T>(T) {
-      const MatmulArgs<T> args = {.x = x.as<T>(),
-                                  .weight = weight.as<T>(),
-                                  .bias = bias.defined() ? bias.as<T>() : nullptr,
-                                  .out = out.data,
-                                  .out_is_float = out_is_float,
-                                  .m = m,
-                                  .n = n,
-                                  .k = k};
-      // Threads share the columns, 16 at a time: each reads its own part of the weights, from end to end.
-      const int64_t panels = ceil_div(n, 16);
-      pool_.parallel_for(panels, ceil_div(4 * kGrain, 16 * std::max<int64_t>(1, m * k)),
+      const Kernels<T>& kernels = kernels_.of<T>();
+      MatmulArgs<T> args = {.x = x.as<T>(),
+                            .weight = weight.as<T>(),
+                            .bias = bias.defined() ? bias.as<T>() : nullptr,
+                            .out = out.data,
+                            .out_is_float = out_is_float,
+                            .m = m,
+                            .n = n,
+                            .k = k};
+      if (kernels.pack_x) {
+        thread_local Scratch packed;
+        T* to = packed.of<T>(kernels.packed_size(m, k));  // the threads see the caller's, not their own
+        pool_.parallel_for(ceil_div(m, 16), rows_per_part(16 * k),
+                           [&](int64_t begin, int64_t end) { kernels.pack_x(args, to, begin, end); });
+        args.packed_x = to;
+      }
+      // Threads share the columns, a panel at a time: each reads its own part of the weights, from end to end.
+      const int64_t panel = kernels.columns_per_panel;
+      pool_.parallel_for(ceil_div(n, panel), ceil_div(4 * kGrain, panel * std::max<int64_t>(1, m * k)),
                          [&](int64_t begin, int64_t end) {
-                           kernels_.of<T>().matmul(args, begin * 16, std::min(n, end * 16));
+                           kernels.matmul(args, begin * panel, std::min(n, end * panel));
                          });
     });
   }
@@ -306,9 +332,8 @@ class CpuBackend : public Backend {
     const Kernels<T>& kernels = kernels_.of<T>();
     const int64_t dim = args.shape.head_dim;
     const auto scratch = [&] {
-      thread_local std::vector<float> floats;
-      floats.resize(static_cast<size_t>(attention_scratch_floats(dim)));
-      return floats.data();
+      thread_local Scratch floats;
+      return floats.of<float>(attention_scratch_floats(dim));
     };
 
     // With few items and long contexts, each part of the context becomes an item of its own. The bits are the same.

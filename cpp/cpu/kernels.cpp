@@ -1,6 +1,12 @@
 // Which kernels can this processor run? Asked at run time, so that one build serves every machine.
 #include "cpu/kernels.h"
 
+#if defined(TV_KERNELS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tiny_vllm {
 
 namespace {
@@ -17,18 +23,31 @@ bool always() { return true; }
 #if defined(TV_KERNELS_AVX2)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
-#if defined(TV_KERNELS_AVX512) || defined(TV_KERNELS_AVX512_BF16)
+#if defined(TV_KERNELS_AVX512) || defined(TV_KERNELS_AVX512_BF16) || defined(TV_KERNELS_AMX)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
 }
 #endif
-#if defined(TV_KERNELS_AVX512_BF16)
+#if defined(TV_KERNELS_AVX512_BF16) || defined(TV_KERNELS_AMX)
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+#if defined(TV_KERNELS_AMX)
+// The tile registers are large, so Linux hands them out on request only, once for the whole process.
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return has_avx512_bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 #endif
 
 // Best first. CMake defines TV_KERNELS_<SET> for the files that this build has.
 constexpr Candidate kCandidates[] = {
+#if defined(TV_KERNELS_AMX)
+    {"amx", amx_kernels, has_amx},
+#endif
 #if defined(TV_KERNELS_AVX512_BF16)
     {"avx512_bf16", avx512_bf16_kernels, has_avx512_bf16},
 #endif

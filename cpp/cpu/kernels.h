@@ -20,6 +20,7 @@ struct MatmulArgs {
   const T* bias = nullptr;  // may be null
   void* out = nullptr;      // T, or float when out_is_float
   bool out_is_float = false;
+  const T* packed_x = nullptr;  // x as pack_x() left it, for tables that have one
   int64_t m = 0, n = 0, k = 0;
 };
 
@@ -96,6 +97,14 @@ struct Kernels {
 
   // gate_up (rows, 2F) -> out (rows, F)
   void (*act_mul)(const T* gate_up, Activation activation, T* out, int64_t rows, int64_t width);
+
+  // Columns of a matmul are handed out in multiples of this.
+  int64_t columns_per_panel = 16;
+
+  // Where the matmul wants x in another order: how many elements that takes, and groups [begin, end) of 16 rows put in
+  // that order. Null: it takes x as it is.
+  int64_t (*packed_size)(int64_t m, int64_t k) = nullptr;
+  void (*pack_x)(const MatmulArgs<T>& args, T* packed, int64_t group_begin, int64_t group_end) = nullptr;
 };
 
 struct CpuKernels {
@@ -122,6 +131,7 @@ const CpuKernels* portable_kernels();
 const CpuKernels* avx2_kernels();
 const CpuKernels* avx512_kernels();
 const CpuKernels* avx512_bf16_kernels();
+const CpuKernels* amx_kernels();
 const CpuKernels* neon_kernels();
 
 // The names that select_kernels() accepts on this machine, best first; "reference" is last.
