@@ -596,6 +596,7 @@ TRANSFORMERS_CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS_CASES)
 def test_same_as_transformers(name: str) -> None:
     config = TRANSFORMERS_CASES[name]
