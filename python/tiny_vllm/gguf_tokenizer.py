@@ -63,7 +63,7 @@ def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> Non
             )
     try:
         if style is not None:
-            merges = [_split_merge(file, text) for text in _string_list(file, "tokenizer.ggml.merges")]
+            merges = [_split_merge(text) for text in _string_list(file, "tokenizer.ggml.merges")]
             tokenizer = byte_level_bpe(tokens, merges, types, style, **ends)
         else:
             scores = file.get("tokenizer.ggml.scores", list)
@@ -109,7 +109,7 @@ def _string_list(file: GGUFFile, key: str) -> list[str]:
     return values
 
 
-def _split_merge(file: GGUFFile, text: str) -> tuple[str, str]:
+def _split_merge(text: str) -> tuple[str, str]:
     """The two halves of "left right". The space between is never the first character: a piece may begin with
     one.
     """
