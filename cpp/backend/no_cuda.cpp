@@ -4,8 +4,6 @@
 
 namespace tiny_vllm {
 
-CudaDevices cuda_devices() {
-  return {{}, "this build of tiny_vllm has no CUDA backend: " + build_info().cuda_reason};
-}
+CudaDevices cuda_devices() { return {{}, "this build of tiny_vllm has no CUDA backend: " + build_info().cuda_reason}; }
 
 }  // namespace tiny_vllm
