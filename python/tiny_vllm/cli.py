@@ -148,6 +148,7 @@ def _print_figures(
         f"{prompt_tokens} prompt + {generated} generated tokens, {first}, {timed / seconds:.1f} tok/s, "
         f"{rate:.1f} GB/s read, {100 * rate / peak:.0f}% of this machine's {peak:.1f} GB/s",
         highlight=False,
+        soft_wrap=True,
     )
 
 
