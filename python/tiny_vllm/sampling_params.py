@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tiny_vllm import _core
@@ -96,9 +96,11 @@ class SamplingParams:
             _integer(name, integer, optional=True)
         if not isinstance(ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos must be True or False; got {ignore_eos!r}")
-        if isinstance(stop_token_ids, (str, bytes)):
-            raise InvalidRequestError("stop_token_ids must be a list of integers; got a string")
-        ids = list(stop_token_ids or ())
+        if stop_token_ids is None:
+            stop_token_ids = ()
+        if isinstance(stop_token_ids, (str, bytes)) or not isinstance(stop_token_ids, Iterable):
+            raise InvalidRequestError(f"stop_token_ids must be a list of integers; got {stop_token_ids!r}")
+        ids = list(stop_token_ids)
         for token in ids:
             _integer("stop_token_ids", token)
             if not 0 <= token < 2**31:
