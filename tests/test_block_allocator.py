@@ -1,11 +1,10 @@
-"""The block allocator and its prefix index, driven alone: states, reference counts, eviction, and what is found."""
+"""The block allocator and its prefix index, driven alone: states, owners, eviction, and what is found."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tiny_vllm._core import BlockAllocator
 from tiny_vllm.errors import InternalError, InvalidRequestError
 
@@ -80,7 +79,9 @@ def test_misuse_is_reported() -> None:
     assert counts(blocks) == (2, 0, 0)
 
 
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (2**31, 4), (2, 0), (2, -3), (2, 2**21)])
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size"), [(0, 4), (-1, 4), (2**31, 4), (2, 0), (2, -3), (2, 2**21)]
+)
 def test_impossible_sizes_are_refused_by_name(num_blocks: int, block_size: int) -> None:
     with pytest.raises(InvalidRequestError, match="num_blocks" if block_size == 4 else "block_size"):
         BlockAllocator(num_blocks, block_size)
@@ -273,7 +274,6 @@ def test_b22_blocks_are_told_apart_by_their_whole_past(constant_hash: int | None
 
 # --- Anything at all, against a model ---
 
-Operation = tuple[str, int, int]
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
@@ -283,7 +283,12 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
     block_size=st.integers(1, 3),
     constant_hash=st.sampled_from([None, 0]),
     operations=st.lists(
-        st.tuples(st.sampled_from(["start", "start", "end", "fork", "write"]), TEXTS, st.integers(0, 1), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["start", "start", "end", "fork", "write"]),
+            TEXTS,
+            st.integers(0, 1),
+            st.integers(0, 9),
+        ),
         max_size=60,
     ),
 )
@@ -334,7 +339,7 @@ def test_random_use(
             others = sum(table.count(last) for table in tables) - 1
             full = len(texts[i][1]) % block_size == 0
             copied = blocks.make_writable(tables[i], len(tables[i]) - 1)
-            assert (copied is not None) == (others > 0 or full), "shared and findable blocks must not be written"
+            assert (copied is not None) == (others > 0 or full), "shared or findable: not to be written"
             if copied is not None:
                 holds.pop(copied[1], None)
             assert blocks.is_writable(tables[i][-1])

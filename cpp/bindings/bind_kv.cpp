@@ -19,9 +19,12 @@ using Table = std::vector<int32_t>;
 
 const char* name_of(RequestState state) {
   switch (state) {
-    case RequestState::kWaiting: return "waiting";
-    case RequestState::kRunning: return "running";
-    case RequestState::kFinished: return "finished";
+    case RequestState::kWaiting:
+      return "waiting";
+    case RequestState::kRunning:
+      return "running";
+    case RequestState::kFinished:
+      return "finished";
   }
   return nullptr;
 }
@@ -39,10 +42,10 @@ void bind_block_allocator(py::module_& m) {
              return std::make_unique<BlockAllocator>(num_blocks, block_size, enable_prefix_caching, std::move(hash));
            }),
            py::arg("num_blocks"), py::arg("block_size"), py::arg("enable_prefix_caching") = true, py::kw_only(),
-           py::arg("constant_hash") = py::none(), "constant_hash: the hash of every block, to see that nothing breaks.")
+           py::arg("constant_hash") = py::none(), "constant_hash: gives all blocks the same hash, for tests.")
       .def_property_readonly("num_blocks", &BlockAllocator::num_blocks)
       .def_property_readonly("block_size", &BlockAllocator::block_size)
-      .def_property_readonly("free_blocks", &BlockAllocator::free_blocks, "What allocate() can hand out: free and cached.")
+      .def_property_readonly("free_blocks", &BlockAllocator::free_blocks, "Those that allocate() can hand out.")
       .def_property_readonly("cached_blocks", &BlockAllocator::cached_blocks)
       .def_property_readonly("owned_blocks", &BlockAllocator::owned_blocks)
       .def("ref_count", &BlockAllocator::ref_count, py::arg("block"))
@@ -54,8 +57,10 @@ void bind_block_allocator(py::module_& m) {
             return a.allocate(count, table) ? std::optional(table) : std::nullopt;
           },
           py::arg("count"), "A list of blocks, or None when there are fewer than `count`.")
-      .def("share", [](BlockAllocator& a, const Table& blocks) { a.share(blocks); }, py::arg("blocks"))
-      .def("release", [](BlockAllocator& a, const Table& table) { a.release(table); }, py::arg("block_table"))
+      .def(
+          "share", [](BlockAllocator& a, const Table& blocks) { a.share(blocks); }, py::arg("blocks"))
+      .def(
+          "release", [](BlockAllocator& a, const Table& table) { a.release(table); }, py::arg("block_table"))
       .def(
           "make_writable",
           [](BlockAllocator& a, const py::list& block_table, int64_t i) {
@@ -89,7 +94,8 @@ void bind_block_allocator(py::module_& m) {
                                d["copies"] = a.stats().copies;
                                return d;
                              })
-      .def("check_invariants", &BlockAllocator::check_invariants, "Raises InternalError when the books do not balance.");
+      .def("check_invariants", &BlockAllocator::check_invariants,
+           "Raises InternalError when the books do not balance.");
 }
 
 void bind_request(py::module_& m) {
@@ -124,8 +130,9 @@ void bind_request(py::module_& m) {
       .def_property_readonly("num_tokens", &Request::num_tokens)
       .def_property_readonly("num_output_tokens", &Request::num_output_tokens)
       .def_property_readonly("state", [](const Request& r) { return name_of(r.state); })
-      .def("append", [](Request& r, int32_t token) { r.tokens.push_back(token); }, py::arg("token"),
-           "The token that the model has chosen.")
+      .def(
+          "append", [](Request& r, int32_t token) { r.tokens.push_back(token); }, py::arg("token"),
+          "The token that the model has chosen.")
       .def("__repr__", [](const Request& r) {
         return str("<Request ", r.id, "[", r.index, "] ", name_of(r.state), ", ", r.num_computed_tokens, " of ",
                    r.num_tokens(), " tokens computed>");

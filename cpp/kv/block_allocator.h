@@ -3,11 +3,12 @@
 // Bookkeeping only. The memory itself belongs to the backend (README.md in this folder shows its layout); here a
 // block is a number, and a sequence is a list of such numbers, its block table. A block is in one of three states:
 //
-//               allocate                       release, content registered
-//     free  ----------------->  owned  <-------------------------------------->  cached
-//       ^                         |            share, when the prefix is found     |
-//       |  release, no content    |                                                |
-//       +-------------------------+       allocate takes the least recently used --+--> owned, by somebody else
+//             allocate                    release, findable
+//     free --------------->  owned  ------------------------------->  cached
+//       ^                     | ^                                       |
+//       +---------------------+ +---------------------------------------+
+//        release, not findable    share, when somebody finds its text;
+//                                 allocate, when nothing is free: evicted, and no longer findable
 //
 //   free    nothing in it
 //   cached  in no block table, but its content can be found; the least recently used is reused first
@@ -42,8 +43,7 @@ struct BlockStats {
 class BlockAllocator {
  public:
   // Throws InvalidRequestError when num_blocks or block_size is out of range.
-  BlockAllocator(int64_t num_blocks, int64_t block_size, bool enable_prefix_caching,
-                 BlockHash hash = hash_block_key);
+  BlockAllocator(int64_t num_blocks, int64_t block_size, bool enable_prefix_caching, BlockHash hash = hash_block_key);
 
   int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   int64_t block_size() const { return block_size_; }
@@ -102,9 +102,9 @@ class BlockAllocator {
 
  private:
   struct Block {
-    int64_t ref_count = 0;                    // block tables that it is in
-    uint64_t content = kNoContent;            // set by register_blocks
-    std::list<int32_t>::iterator lru_place;   // in cached_, while it is there
+    int64_t ref_count = 0;                   // block tables that it is in
+    uint64_t content = kNoContent;           // set by register_blocks
+    std::list<int32_t>::iterator lru_place;  // in cached_, while it is there
   };
 
   Block& at(int32_t block);
@@ -115,8 +115,8 @@ class BlockAllocator {
   int64_t block_size_;
   bool enable_prefix_caching_;
   std::vector<Block> blocks_;
-  std::vector<int32_t> free_;    // a stack
-  std::list<int32_t> cached_;    // least recently used first
+  std::vector<int32_t> free_;  // a stack
+  std::list<int32_t> cached_;  // least recently used first
   PrefixIndex index_;
   BlockStats stats_;
 };

@@ -9,10 +9,11 @@
 //
 // Nobody is starved:
 //   - Decodes leave a quarter of the budget to prefills as long as there are any. When there are more decodes than
-//     that, those who have waited longest go first.
+//     their share, those who have waited longest go first.
 //   - The oldest prefill gets at least half of what the decodes leave, so an eighth of the budget B. A prompt of P
 //     tokens is therefore computed at most ceil(P / ceil(B/8)) steps after it has become the oldest, whatever else
-//     arrives. (With B = 1 there is no quarter: a prefill waits until the running decodes have ended.)
+//     arrives. (With B = 1 there is no quarter: a prefill waits until the running decodes have ended. Without chunks
+//     there is no half: a prompt waits until the decodes before it leave enough room for the whole of it.)
 //   - The other half goes to the shortest remaining prefills: a short question does not wait behind long documents,
 //     and cannot hold up the oldest of them.
 //   - Nobody overtakes in the waiting queue. The oldest running request is never preempted for another, and alone it
@@ -114,7 +115,8 @@ class ContinuousBatching : public Scheduler {
     const int64_t end = (block + 1) * allocator_.block_size();
     return follower.num_computed_tokens / allocator_.block_size() == block &&
            leader.cache_salt == follower.cache_salt && end <= leader.num_tokens() && end < follower.num_tokens() &&
-           std::equal(leader.tokens.begin(), leader.tokens.begin() + end, follower.tokens.begin());
+           // From the back, where texts that differ do so first.
+           std::equal(leader.tokens.rend() - end, leader.tokens.rend(), follower.tokens.rend() - end);
   }
 
   void schedule_whole_prefills(const std::vector<Request*>& prefills, StepPlan& plan) {

@@ -24,7 +24,7 @@ struct Request {
   int64_t num_prompt_tokens = 0;
   int64_t max_total_tokens = 0;     // the prompt and the most that may follow it
   int64_t num_computed_tokens = 0;  // keys and values of tokens [0, this) are in the cache
-  int64_t num_cached_tokens = -1;   // of those, found in the prefix cache at first admission; -1: not admitted yet
+  int64_t num_cached_tokens = -1;   // of the prompt, found in the prefix cache; -1: not admitted yet
   std::vector<int32_t> block_table;
   bool read_prefix_cache = true;  // false when logits of every prompt token are wanted
   uint64_t cache_salt = 0;        // sequences with different salts never share blocks
@@ -33,7 +33,7 @@ struct Request {
   FinishReason finish_reason = FinishReason::kNone;
   int64_t num_preemptions = 0;
   uint64_t last_scheduled_step = 0;  // of the scheduler; who has waited longest goes first when not all can
-  uint64_t seed = 0;  // of this sequence's random numbers
+  uint64_t seed = 0;                 // of this sequence's random numbers
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }

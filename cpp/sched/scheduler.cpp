@@ -53,13 +53,13 @@ void Scheduler::add(Request* request) {
   if (prompt < 1) throw InvalidRequestError("prompt has no tokens; at least 1 is needed");
   if (prompt + 1 > max_total_len()) {
     throw InvalidRequestError(str("prompt has ", prompt, " tokens and needs room for ", prompt + 1,
-                                  "; there is room for ", max_total_len(), " (max_model_len is ",
-                                  config_.max_model_len, ", the KV cache has ", allocator_.num_blocks(),
-                                  " blocks of ", allocator_.block_size(), " tokens). Shorten the prompt."));
+                                  "; there is room for ", max_total_len(), " (max_model_len is ", config_.max_model_len,
+                                  ", the KV cache has ", allocator_.num_blocks(), " blocks of ",
+                                  allocator_.block_size(), " tokens). Shorten the prompt."));
   }
   if (request->params.n < 1 || request->params.n > config_.max_num_seqs) {
-    throw InvalidRequestError(str("n is ", request->params.n, "; it must be between 1 and max_num_seqs, which is ",
-                                  config_.max_num_seqs));
+    throw InvalidRequestError(
+        str("n is ", request->params.n, "; it must be between 1 and max_num_seqs, which is ", config_.max_num_seqs));
   }
   TV_CHECK(request->max_total_tokens > prompt, name_of(*request), " has no token to generate");
   request->max_total_tokens = std::min(request->max_total_tokens, max_total_len());
@@ -137,7 +137,7 @@ void Scheduler::release_blocks(Request& request) {
 void Scheduler::take_cached_blocks(Request& request) {
   if (!request.read_prefix_cache) return;
   const int64_t block_size = allocator_.block_size();
-  const int64_t first = request.num_computed_tokens / block_size;  // full blocks before it are computed and registered
+  const int64_t first = request.num_computed_tokens / block_size;  // all blocks before it are computed and registered
   const auto own = request.block_table.begin() + first;
   const std::vector<int32_t> found = allocator_.find_prefix({request.block_table.begin(), own}, request.tokens,
                                                             request.cache_salt, request.num_tokens() - 1);
@@ -169,9 +169,9 @@ bool Scheduler::reserve_blocks(Request& request, int64_t end, StepPlan& plan) {
 // --- The plan ---
 
 void Scheduler::schedule_chunk(Request& request, int64_t count, StepPlan& plan) {
-  TV_CHECK(count >= 1 && count <= request.num_uncomputed_tokens() && count <= budget_left(plan), count,
-           " tokens of ", name_of(request), ", which has ", request.num_uncomputed_tokens(), ", with ",
-           budget_left(plan), " left in the step");
+  TV_CHECK(count >= 1 && count <= request.num_uncomputed_tokens() && count <= budget_left(plan), count, " tokens of ",
+           name_of(request), ", which has ", request.num_uncomputed_tokens(), ", with ", budget_left(plan),
+           " left in the step");
   plan.chunks.push_back({&request, request.num_computed_tokens, count});
   plan.num_tokens += count;
   request.last_scheduled_step = step_;
@@ -188,9 +188,8 @@ void Scheduler::commit(const StepPlan& plan) {
 
 void Scheduler::bring_forward(std::vector<Request*>& requests, int64_t count) {
   if (count >= static_cast<int64_t>(requests.size())) return;
-  std::stable_sort(requests.begin(), requests.end(), [](const Request* a, const Request* b) {
-    return a->last_scheduled_step < b->last_scheduled_step;
-  });
+  std::stable_sort(requests.begin(), requests.end(),
+                   [](const Request* a, const Request* b) { return a->last_scheduled_step < b->last_scheduled_step; });
   std::sort(requests.begin(), requests.begin() + count, arrived_before);
 }
 
@@ -205,8 +204,8 @@ void Scheduler::check_invariants() const {
   std::vector<int64_t> owners(static_cast<size_t>(allocator_.num_blocks()), 0);
   for (const Request* r : running_) {
     TV_CHECK(r->state == RequestState::kRunning, name_of(*r), " is in the running queue");
-    TV_CHECK(allocator_.blocks_for(r->num_computed_tokens) <= static_cast<int64_t>(r->block_table.size()),
-             name_of(*r), " has computed ", r->num_computed_tokens, " tokens in ", r->block_table.size(), " blocks");
+    TV_CHECK(allocator_.blocks_for(r->num_computed_tokens) <= static_cast<int64_t>(r->block_table.size()), name_of(*r),
+             " has computed ", r->num_computed_tokens, " tokens in ", r->block_table.size(), " blocks");
     for (int32_t b : r->block_table) ++owners[static_cast<size_t>(b)];
   }
   for (const Request* r : waiting_) {

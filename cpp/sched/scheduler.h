@@ -10,8 +10,8 @@
 //                       +----------------------------------------------+
 //                          preempt: no block left for a decode, all blocks given back
 //
-// The engine's step:  plan = schedule();  do plan.copies;  run the forward pass on plan.chunks;  commit(plan);  append a
-// sampled token to each request whose chunk reached the end of its known tokens;  remove() the finished ones.
+// The engine's step: plan = schedule(); do plan.copies; run the forward pass on plan.chunks; commit(plan); append a
+// sampled token to each request whose chunk reached the end of its known tokens; remove() the finished ones.
 //
 // What a policy is free to choose is who is admitted, who computes, and how much: the two of them are in
 // static_batching.cpp and continuous_batching.cpp. What both need is in scheduler.cpp.
@@ -58,7 +58,7 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // The most tokens that any sequence may reach: max_model_len, or all blocks if that is less.
+  // The most tokens that a sequence may reach: max_model_len, or all blocks if that is less.
   int64_t max_total_len() const;
 
   // Puts a new request into the queue; the caller keeps it alive until remove(). request->max_total_tokens is lowered
@@ -98,8 +98,8 @@ class Scheduler {
   }
   static int64_t num_sequences(const std::vector<Request*>& requests);
 
-  // A prompt is a prefill up to its last token, however it is cut; what a preempted request has to compute again is one
-  // as long as more than one token is missing.
+  // A prompt is a prefill up to its last token, however it is cut. Tokens computed again after a preemption are one as
+  // long as more than one is missing.
   static bool is_prefill(const Request& request) {
     return request.num_computed_tokens < request.num_prompt_tokens || request.num_uncomputed_tokens() > 1;
   }
