@@ -27,9 +27,11 @@ def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> Non
             f"{file.path}: {len(tokens)} tokens, {len(types)} token types and {config['vocab_size']} rows in "
             "'token_embd.weight' do not fit together"
         )
-    if len(set(tokens)) != len(tokens):
-        twice = next(t for i, t in enumerate(tokens) if t in tokens[:i])
-        raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.tokens' has {twice!r} twice")
+    seen: set[str] = set()
+    for text in tokens:
+        if text in seen:
+            raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.tokens' has {text!r} twice")
+        seen.add(text)
 
     def token(name: str) -> str | None:
         index = file.get(f"tokenizer.ggml.{name}_token_id", int)
