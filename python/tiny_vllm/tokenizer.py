@@ -58,13 +58,13 @@ class Tokenizer:
         """
         folder = Path(path)
         config = (
-            _read_json(folder / "tokenizer_config.json")
+            read_json(folder / "tokenizer_config.json")
             if (folder / "tokenizer_config.json").is_file()
             else {}
         )
         special: dict[str, str] = {}
         for source in (folder / "special_tokens_map.json", None):
-            values = config if source is None else (_read_json(source) if source.is_file() else {})
+            values = config if source is None else (read_json(source) if source.is_file() else {})
             for name in _SPECIAL_NAMES:
                 text = values.get(name)
                 text = text.get("content") if isinstance(text, dict) else text
@@ -207,7 +207,7 @@ class Tokenizer:
 # ---- files -------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -218,7 +218,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    content = _read_json(path)
+    content = read_json(path)
     _check_merges(content, path)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
@@ -356,11 +356,11 @@ def load_generation_config(folder: str | Path, tokenizer: Tokenizer | None = Non
     Raises ModelLoadError for a value of the wrong kind.
     """
     path = Path(folder) / "generation_config.json"
-    values = _read_json(path) if path.is_file() else {}
+    values = read_json(path) if path.is_file() else {}
     ids = _id_list(values.get("eos_token_id"), path)
     if not ids:
         config = Path(folder) / "config.json"
-        ids = _id_list(_read_json(config).get("eos_token_id") if config.is_file() else None, config)
+        ids = _id_list(read_json(config).get("eos_token_id") if config.is_file() else None, config)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
     found: dict[str, Any] = {}
