@@ -58,6 +58,19 @@ struct AttentionRows {
     return {first, max_of(first, min_of(end, position + 1))};
   }
 
+  // What the rows of this item see together: row 0 looks back furthest, the last row ahead.
+  KeyRange visible_to_any(int64_t begin, int64_t end) const {
+    return {visible(0, begin, end).begin, visible(count() - 1, begin, end).end};
+  }
+
+  // Scores (kKeyTile) of keys that the row does not see become -inf. Returns what it sees, counted from `begin`.
+  KeyRange mask(int64_t row, int64_t begin, float* scores) const {
+    const KeyRange seen = visible(row, begin, begin + kKeyTile);
+    for (int64_t j = 0; j < seen.begin - begin; ++j) scores[j] = -kInfinity;
+    for (int64_t j = seen.end - begin; j < kKeyTile; ++j) scores[j] = -kInfinity;
+    return {seen.begin - begin, seen.end - begin};
+  }
+
   // Where the key (and, in the other tensor, the value) of a position lies.
   int64_t offset(int64_t position) const {
     const AttentionShape& s = args.shape;
@@ -76,20 +89,19 @@ inline void score_tile(const T* query, const T* const* keys, int64_t dim, float 
   }
 }
 
-// out[r] = out[r] * factor[r] + sum_j weights[r][j] * values[j], for elements [d, d + 16 kVecs) of kRows rows.
-// Keys in `all` are seen by each of the rows. In the rest of `any` a row skips what it does not see: a weight of 0
+// out[r] = out[r] * factor[r] + sum_j weights[r][j] * values[j], for elements [d, d + 16 kVecs) of kRows rows; the last
+// vector of a value ends after n of them. Keys in `all` are seen by each of the rows. In the rest of `any` a row skips what it does not see: a weight of 0
 // times a value that is NaN would be NaN.
 template <typename T, int kRows, int kVecs>
 inline void value_tile(const T* const* values, const float* weights, const KeyRange* seen, KeyRange any, KeyRange all,
                        const float* factors, float* const* out, int64_t d, int64_t n) {
   Vec acc[kRows][kVecs];
-  const auto load_n = [n](const auto* p) { return n == 16 ? load(p) : load(p, n); };
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVecs; ++v) acc[r][v] = load_n(out[r] + d + 16 * v) * set1(factors[r]);
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = load(out[r] + d + 16 * v) * set1(factors[r]);
   }
   const auto add_key = [&](int64_t j, bool for_all) {
     Vec value[kVecs];
-    for (int v = 0; v < kVecs; ++v) value[v] = load_n(values[j] + d + 16 * v);
+    for (int v = 0; v < kVecs; ++v) value[v] = n == 16 ? load(values[j] + d + 16 * v) : load(values[j] + d, n);
     for (int r = 0; r < kRows; ++r) {
       if (!for_all && (j < seen[r].begin || j >= seen[r].end)) continue;
       const Vec weight = set1(weights[r * kKeyTile + j]);
@@ -101,13 +113,7 @@ inline void value_tile(const T* const* values, const float* weights, const KeyRa
   for (; j < all.end; ++j) add_key(j, true);
   for (; j < any.end; ++j) add_key(j, false);
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVecs; ++v) {
-      if (n == 16) {
-        store(out[r] + d + 16 * v, acc[r][v]);
-      } else {
-        store(out[r] + d + 16 * v, acc[r][v], n);
-      }
-    }
+    for (int v = 0; v < kVecs; ++v) store(out[r] + d + 16 * v, acc[r][v]);
   }
 }
 
@@ -125,61 +131,68 @@ inline void value_rows(const T* const* values, const float* weights, const KeyRa
   for (; d < dim; d += 16) value_tile<T, kRows, 1>(values, weights, seen, any, all, factors, out, d, min_of(16, dim - d));
 }
 
-// Attends to keys [begin, end) of one tile and updates the state of each row.
+// Attends to one tile of keys with vectors. (amx_attention.h does it with tiles.)
 template <typename T>
-inline void attend_tile(const AttentionRows<T>& rows, int64_t begin, int64_t end, OnlineSoftmax* states, float* scores) {
-  const int64_t dim = rows.args.shape.head_dim, count = rows.count();
+class VectorAttention {
+ public:
+  VectorAttention(const AttentionRows<T>& rows, float* scratch) : rows_(rows), scores_(scratch) {}
 
-  // Only slots that some row sees are read. The rest of the tile points at one that is; its scores become -inf.
-  const int64_t first = rows.visible(0, begin, end).begin, last = rows.visible(count - 1, begin, end).end;
-  if (first >= last) return;
-  const T* keys[kKeyTile];
-  const T* values[kKeyTile];
-  for (int64_t j = 0; j < kKeyTile; ++j) {
-    const int64_t at = rows.offset(min_of(max_of(begin + j, first), last - 1));
-    keys[j] = rows.args.keys + at;
-    values[j] = rows.args.values + at;
-  }
+  // Keys [begin, begin + kKeyTile), into the state of each row.
+  void attend(int64_t begin, OnlineSoftmax* states) {
+    const int64_t dim = rows_.args.shape.head_dim, count = rows_.count();
 
-  for (int64_t r = 0; r < count; r += 4) {
-    const int64_t n = min_of(4, count - r);
-    KeyRange seen[4];
-    float factors[4];
-    float* out[4];
-    for (int64_t i = 0; i < n; ++i) {
-      float* row_scores = scores + i * kKeyTile;
-      seen[i] = rows.visible(r + i, begin, end);
-      seen[i] = {seen[i].begin - begin, seen[i].end - begin};
-      score_tile(rows.query(r + i), keys, dim, rows.args.shape.scale, row_scores);
-      for (int64_t j = 0; j < seen[i].begin; ++j) row_scores[j] = -kInfinity;
-      for (int64_t j = seen[i].end; j < kKeyTile; ++j) row_scores[j] = -kInfinity;
-      factors[i] = states[r + i].update(row_scores, kKeyTile);
-      out[i] = states[r + i].out;
+    // Only slots that some row sees are read. The rest of the tile points at one that is; its scores become -inf.
+    const KeyRange read = rows_.visible_to_any(begin, begin + kKeyTile);
+    if (read.begin >= read.end) return;
+    const T* keys[kKeyTile];
+    const T* values[kKeyTile];
+    for (int64_t j = 0; j < kKeyTile; ++j) {
+      const int64_t at = rows_.offset(min_of(max_of(begin + j, read.begin), read.end - 1));
+      keys[j] = rows_.args.keys + at;
+      values[j] = rows_.args.values + at;
     }
-    if (n == 4) value_rows<T, 4>(values, scores, seen, factors, out, dim);
-    if (n == 3) value_rows<T, 3>(values, scores, seen, factors, out, dim);
-    if (n == 2) value_rows<T, 2>(values, scores, seen, factors, out, dim);
-    if (n == 1) value_rows<T, 1>(values, scores, seen, factors, out, dim);
-  }
-}
 
-template <typename T>
+    for (int64_t r = 0; r < count; r += 4) {
+      const int64_t n = min_of(4, count - r);
+      KeyRange seen[4];
+      float factors[4];
+      float* out[4];
+      for (int64_t i = 0; i < n; ++i) {
+        float* scores = scores_ + i * kKeyTile;
+        score_tile(rows_.query(r + i), keys, dim, rows_.args.shape.scale, scores);
+        seen[i] = rows_.mask(r + i, begin, scores);
+        factors[i] = states[r + i].update(scores, kKeyTile);
+        out[i] = states[r + i].out;
+      }
+      if (n == 4) value_rows<T, 4>(values, scores_, seen, factors, out, dim);
+      if (n == 3) value_rows<T, 3>(values, scores_, seen, factors, out, dim);
+      if (n == 2) value_rows<T, 2>(values, scores_, seen, factors, out, dim);
+      if (n == 1) value_rows<T, 1>(values, scores_, seen, factors, out, dim);
+    }
+  }
+
+ private:
+  const AttentionRows<T>& rows_;
+  float* scores_;  // (4, kKeyTile)
+};
+
+template <typename T, template <typename> typename Attention>
 void attention(const AttentionArgs<T>& args, const AttentionItem& item, float* scratch) {
   const AttentionRows<T> rows(args, item);
-  const int64_t dim = args.shape.head_dim, count = rows.count();
-  float* scores = scratch;
-  float* part_out = scores + 4 * kKeyTile;
-  float* total_out = part_out + kQueryRows * dim;
+  const int64_t dim = args.shape.head_dim, stride = padded_head_dim(dim), count = rows.count();
+  float* part_out = scratch;                           // (rows, stride)
+  float* total_out = part_out + kQueryRows * stride;   // (rows, stride)
+  Attention<T> tile(rows, total_out + kQueryRows * stride);
 
   OnlineSoftmax part[kQueryRows], total[kQueryRows];
-  for (int64_t r = 0; r < count; ++r) total[r].init(total_out + r * dim, dim);
+  for (int64_t r = 0; r < count; ++r) total[r].init(total_out + r * stride, stride);
 
   for (int64_t split = item.split_begin; split < item.split_end; ++split) {
-    for (int64_t r = 0; r < count; ++r) part[r].init(part_out + r * dim, dim);
-    for (int64_t tile = split * kKeySplit; tile < (split + 1) * kKeySplit; tile += kKeyTile) {
-      attend_tile(rows, tile, tile + kKeyTile, part, scores);
+    for (int64_t r = 0; r < count; ++r) part[r].init(part_out + r * stride, stride);
+    for (int64_t begin = split * kKeySplit; begin < (split + 1) * kKeySplit; begin += kKeyTile) {
+      tile.attend(begin, part);
     }
-    for (int64_t r = 0; r < count; ++r) total[r].merge(part[r].max, part[r].sum, part[r].out, dim);
+    for (int64_t r = 0; r < count; ++r) total[r].merge(part[r].max, part[r].sum, part[r].out, stride);
   }
 
   for (int64_t r = 0; r < count; ++r) {
@@ -187,10 +200,10 @@ void attention(const AttentionArgs<T>& args, const AttentionItem& item, float* s
       total[r].finish(rows.out(r), dim);
       continue;
     }
-    float* partial = item.partial + r * (dim + 2);
-    for (int64_t i = 0; i < dim; ++i) partial[i] = total[r].out[i];
-    partial[dim] = total[r].max;
-    partial[dim + 1] = total[r].sum;
+    float* partial = item.partial + r * partial_floats(dim);
+    for (int64_t i = 0; i < stride; ++i) partial[i] = total[r].out[i];
+    partial[stride] = total[r].max;
+    partial[stride + 1] = total[r].sum;
   }
 }
 
@@ -198,13 +211,13 @@ template <typename T>
 void attention_merge(const AttentionArgs<T>& args, const AttentionItem& item, const float* partials, int64_t splits,
                      float* scratch) {
   const AttentionRows<T> rows(args, item);
-  const int64_t dim = args.shape.head_dim, count = rows.count();
+  const int64_t dim = args.shape.head_dim, stride = padded_head_dim(dim), count = rows.count();
   for (int64_t r = 0; r < count; ++r) {
     OnlineSoftmax total;
-    total.init(scratch, dim);
+    total.init(scratch, stride);
     for (int64_t split = 0; split < splits; ++split) {
-      const float* partial = partials + (split * count + r) * (dim + 2);
-      total.merge(partial[dim], partial[dim + 1], partial, dim);
+      const float* partial = partials + (split * count + r) * partial_floats(dim);
+      total.merge(partial[stride], partial[stride + 1], partial, stride);
     }
     total.finish(rows.out(r), dim);
   }

@@ -355,14 +355,14 @@ class CpuBackend : public Backend {
         part.split_begin = s;
         part.split_end = s + 1;
         parts.push_back(part);
-        floats += (part.row_end - part.row_begin) * (dim + 2);
+        floats += (part.row_end - part.row_begin) * partial_floats(dim);
       }
     }
     std::vector<float> partials(static_cast<size_t>(floats));
     int64_t at = 0;
     for (AttentionItem& part : parts) {
       part.partial = partials.data() + at;
-      at += (part.row_end - part.row_begin) * (dim + 2);
+      at += (part.row_end - part.row_begin) * partial_floats(dim);
     }
     pool_.parallel_items(static_cast<int64_t>(parts.size()),
                          [&](int64_t i) { kernels.attention(args, parts[i], scratch()); });

@@ -69,12 +69,18 @@ struct AttentionItem {
   int64_t kv_head = 0;
   int64_t row_begin = 0, row_end = 0;      // at most kQueryRows
   int64_t split_begin = 0, split_end = 0;  // in units of kKeySplit keys
-  float* partial = nullptr;                // null: write to out. Else (rows, Dh + 2): out, max, sum of one split
+  float* partial = nullptr;                // (rows, partial_floats) of one split; null: write to out
 };
+
+// Room for one row of unfinished output: Dh, and zeros up to whole vectors.
+constexpr int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// An unfinished row on its way to attention_merge: out, max, sum.
+constexpr int64_t partial_floats(int64_t head_dim) { return padded_head_dim(head_dim) + 2; }
 
 // Floats that one thread needs to work on an item.
 constexpr int64_t attention_scratch_floats(int64_t head_dim) {
-  return kQueryRows * (2 * (head_dim + 2) + 64) + 1024;
+  return kQueryRows * (4 * (padded_head_dim(head_dim) + 32) + 2 * kQueryRows);
 }
 
 template <typename T>
@@ -90,7 +96,7 @@ struct Kernels {
 
   void (*attention)(const AttentionArgs<T>& args, const AttentionItem& item, float* scratch);
 
-  // Merges the partials (splits, rows, Dh + 2) of an item, in order, and writes its rows of out.
+  // Merges the partials (splits, rows, partial_floats) of an item, in order, and writes its rows of out.
   // Null: this table does not split.
   void (*attention_merge)(const AttentionArgs<T>& args, const AttentionItem& item, const float* partials,
                           int64_t splits, float* scratch);

@@ -23,7 +23,7 @@ uint64_t read_all(const void* data, int64_t bytes) {
 
 template <typename T>
 constexpr Kernels<T> kernels_of() {
-  return {matmul<T>, rms_norm<T>, rope_and_cache<T>, attention<T>, attention_merge<T>, act_mul<T>};
+  return {matmul<T>, rms_norm<T>, rope_and_cache<T>, attention<T, VectorAttention>, attention_merge<T>, act_mul<T>};
 }
 
 constexpr CpuKernels make_table(const char* name) {

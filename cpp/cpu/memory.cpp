@@ -60,8 +60,8 @@ std::string mebibytes(int64_t bytes) { return str(bytes >> 20, " MiB"); }
 
 [[noreturn]] void refuse(int64_t bytes, int64_t available) {
   throw OutOfMemoryError(str("wanted ", mebibytes(bytes), " of memory, ", mebibytes(available),
-                             " are available; lower kv_cache_memory_bytes, max_model_len or max_num_seqs, or use a "
-                             "smaller model"));
+                             " are available; lower kv_cache_memory_bytes, max_model_len, max_num_seqs or "
+                             "max_num_batched_tokens, or use a smaller model"));
 }
 
 }  // namespace

@@ -11,9 +11,12 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "base/error.h"
 
 namespace tiny_vllm {
 
@@ -85,10 +88,19 @@ struct ThreadPool::Crew {
   std::vector<std::thread> threads;
 
   explicit Crew(int workers) {
-    for (int i = 1; i <= workers; ++i) threads.emplace_back([this, i] { work(i); });
+    try {
+      for (int i = 1; i <= workers; ++i) threads.emplace_back([this, i] { work(i); });
+    } catch (const std::system_error& error) {
+      const size_t started = threads.size();
+      stop();
+      throw DeviceError(str("thread ", started + 2, " of ", workers + 1, " could not be started (", error.what(),
+                            "); lower num_threads"));
+    }
   }
 
-  ~Crew() {
+  ~Crew() { stop(); }
+
+  void stop() {
     stopping = true;
     next_epoch();
     for (std::thread& t : threads) t.join();
