@@ -307,6 +307,7 @@ def build(metadata: dict[str, Any], tensors: dict[str, Tensor], align: int = 32)
 
 
 def import_bytes(folder: Path, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
     path = folder / "model.gguf"
     path.write_bytes(content)
     return convert_gguf(path, folder / "out")
@@ -554,6 +555,36 @@ def test_a_small_vocabulary(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode("abab<|e|>b") == [2, 2, 3, 1, 3]
     assert load_generation_config(folder, tokenizer).eos_token_ids == (3, 1)
+
+
+def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    pieces = {"\u2581": -3.0, "a": -4.0, "b": -5.0, "\u2581a": -2.0, "ab": -1.0, "\u2581ab": -6.0}
+    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{b:02X}>" for b in range(256)], *pieces, "<user>", "[PAD266]"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [*pieces.values(), 0.0, 0.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 6 + [4, 5],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    rows: Tensor = ((267, 256), 0, bytes(267 * 1024))
+    tokenizer = Tokenizer.from_folder(import_changed(tmp_path, metadata, {"token_embd.weight": rows}))
+    space, a, _, space_a, ab, space_ab, user = (259 + i for i in range(7))
+    # "ab" scores higher than "\u2581a", so that "\u2581ab" is made of "\u2581" and "ab".
+    assert tokenizer.encode("ab") == [1, space_ab]
+    assert tokenizer.encode("a a") == [1, space_a, space_a]
+    assert tokenizer.encode("aab") == [1, space_a, ab]
+    assert tokenizer.encode("\u00e9") == [1, space, 3 + 0xC3, 3 + 0xA9]
+    assert tokenizer.encode("a<user>") == [1, space_a, user]
+    assert tokenizer.encode("aa") == [1, space_a, a]
+    assert tokenizer.decode(tokenizer.encode("ab \u00e9 a")) == "ab \u00e9 a"
+    assert tokenizer.token_bytes(266) == b""
+    with pytest.raises(ModelLoadError, match="scores"):
+        import_changed(
+            tmp_path / "2", {**metadata, "tokenizer.ggml.scores": None}, {"token_embd.weight": rows}
+        )
 
 
 def header(tensors: int = 0, values: int = 0, version: int = 3) -> bytes:

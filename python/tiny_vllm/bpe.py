@@ -180,7 +180,7 @@ def byte_alphabet() -> list[str]:
 
 
 def llama3_special_tokens(count: int = 256) -> list[str]:
-    """The special tokens that follow the 128,000 of the file, in the names of Llama 3.1 and later."""
+    """The special tokens that follow the 128,000 of the file, in the names of Meta's `llama-models`."""
     named = {
         0: "<|begin_of_text|>",
         1: "<|end_of_text|>",
@@ -191,6 +191,7 @@ def llama3_special_tokens(count: int = 256) -> list[str]:
         8: "<|eom_id|>",
         9: "<|eot_id|>",
         10: "<|python_tag|>",
+        11: "<|image|>",
     }
     reserved = iter(range(count))
     return [named.get(i) or f"<|reserved_special_token_{next(reserved)}|>" for i in range(count)]
