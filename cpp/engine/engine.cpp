@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -41,8 +42,14 @@ int64_t supported_positions(const ModelConfig& c) {
   return c.max_position_embeddings;
 }
 
-void require_positive(const char* field, int64_t value) {
-  if (value < 1) throw InvalidRequestError(str(field, " must be at least 1, got ", value));
+// Rows of a step and blocks of the cache have 32-bit numbers. The largest block is only there to keep products of
+// sizes far from overflow.
+constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+constexpr int64_t kLargestBlock = 65536;
+
+void require_range(const char* field, int64_t value, int64_t most) {
+  if (value < 1 || value > most)
+    throw InvalidRequestError(str(field, " must be in [1, ", most, "], got ", value));
 }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
@@ -60,9 +67,9 @@ uint64_t spread(uint64_t x) {
 Engine::Engine(const std::string& config_json, const std::string& source, const std::string& folder,
                EngineOptions options, const LoadProgress& progress)
     : options_(std::move(options)) {
-  require_positive("block_size", options_.block_size);
-  require_positive("max_num_seqs", options_.max_num_seqs);
-  require_positive("max_num_batched_tokens", options_.max_num_batched_tokens);
+  require_range("block_size", options_.block_size, kLargestBlock);
+  require_range("max_num_seqs", options_.max_num_seqs, kMostRows);
+  require_range("max_num_batched_tokens", options_.max_num_batched_tokens, kMostRows);
   if (!(options_.memory_utilization > 0 && options_.memory_utilization <= 1))
     throw InvalidRequestError(
         str("gpu_memory_utilization must be in (0, 1], got ", options_.memory_utilization));
@@ -72,7 +79,7 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
   ModelConfig config = parse_config(config_json, source);
   const int64_t supported = supported_positions(config);
   if (options_.max_model_len == 0) options_.max_model_len = supported;
-  require_positive("max_model_len", options_.max_model_len);
+  require_range("max_model_len", options_.max_model_len, kMostRows);
   if (options_.max_model_len > supported && config.rope.type != RopeType::kDynamic)
     throw InvalidRequestError(str("max_model_len is ", options_.max_model_len, ", but ", source, " supports ",
                                   supported, " positions"));

@@ -13,6 +13,17 @@ def _option(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
+# Tokens and sequences of a step are counted in 32 bits, bytes in 64. The other two are far beyond any use.
+_MOST = {
+    "max_model_len": 2**31 - 1,
+    "max_num_seqs": 2**31 - 1,
+    "max_num_batched_tokens": 2**31 - 1,
+    "block_size": 65536,
+    "kv_cache_memory_bytes": 2**62,
+    "num_threads": 1024,
+}
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Options of :class:`tiny_vllm.Engine`. Names are vLLM's where vLLM has one. Unknown names raise TypeError.
@@ -64,9 +75,9 @@ class EngineConfig:
                 wanted, ok = "a string", isinstance(value, str)
             if not ok:
                 raise InvalidRequestError(f"{f.name} must be {wanted}; got {value!r}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "num_threads"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= value < 2**62:
-                raise InvalidRequestError(f"{name} must be at least 1; got {value}")
+            if value is not None and not 1 <= value <= most:
+                raise InvalidRequestError(f"{name} must be in [1, {most}]; got {value}")
         if not 0 <= self.seed < 2**63:
             raise InvalidRequestError(f"seed must be in [0, 2**63); got {self.seed}")

@@ -14,7 +14,7 @@ from typing import Any, Union
 from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.detokenizer import Detokenizer
-from tiny_vllm.errors import InvalidRequestError, ModelLoadError
+from tiny_vllm.errors import Error, InvalidRequestError, ModelLoadError
 from tiny_vllm.model_files import resolve_model
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
@@ -115,7 +115,7 @@ class Engine:
         self.config = EngineConfig(**options)
         self.model_folder = resolve_model(model, revision=revision, token=hf_token)
         self.tokenizer = Tokenizer.from_folder(self.model_folder) if _has_tokenizer(self.model_folder) else None
-        self._generation_config = load_generation_config(self.model_folder)
+        self._generation_config = load_generation_config(self.model_folder, self.tokenizer)
         config_file = self.model_folder / "config.json"
         try:
             config_json = config_file.read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ class Engine:
         self._requests: dict[str, _Request] = {}
         self._inbox: list[_core.StepOutput] = []
         self._lock = threading.RLock()
-        self._num_waiting_for_lock = 0
+        self._turn = _Turn()
         self._next_id = 0
 
     def _core_options(self) -> _core.EngineOptions:
@@ -138,7 +138,7 @@ class Engine:
         options.device = c.device
         options.dtype = "bfloat16" if c.dtype == "auto" else c.dtype
         options.dummy_weights = c.load_format == "dummy"
-        options.eos_token_ids = list(self._generation_config.eos_token_ids)
+        options.eos_token_ids = [i for i in self._generation_config.eos_token_ids if i < 2**31]
         options.max_model_len = c.max_model_len or 0
         options.kv_cache_memory_bytes = c.kv_cache_memory_bytes or 0
         options.num_threads = c.num_threads or 0
@@ -172,13 +172,15 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the requests of :meth:`add_request` that it moved on, with all they have so far."""
-        with self._exclusive():
+        with self._turn, self._lock:
             return [r.snapshot() for r in self._run_step() if not r.owned]
 
     def abort_request(self, request_id: str) -> None:
         """Ends a request and gives its memory back. Unknown and finished ids are ignored."""
-        with self._exclusive():
+        with self._turn, self._lock:
             self._core.abort_request(request_id)
+            # What an interrupted step said about it must not reach a later request of the same name.
+            self._inbox = [step for step in self._inbox if step.request_id != request_id]
             request = self._requests.pop(request_id, None)
             if request is not None:
                 for completion in request.output.outputs:
@@ -237,7 +239,7 @@ class Engine:
                 if progress is not None and done != reported:
                     progress(done, len(outputs))
                     reported = done
-                with self._exclusive():
+                with self._turn, self._lock:
                     if not all(o.finished for o in outputs):
                         self._run_step()
             if progress is not None:
@@ -278,6 +280,7 @@ class Engine:
 
         Raises:
             InvalidRequestError: at the call, not at the first piece.
+            Error: in the middle, when the output ends with ``finish_reason="error"``.
         """
         params = sampling_params or self.default_sampling_params()
         if params.n != 1:
@@ -288,10 +291,12 @@ class Engine:
         def pieces() -> Iterator[str]:
             nonlocal sent
             for output in request:
-                text = output.outputs[0].text
-                if len(text) > sent:
-                    piece, sent = text[sent:], len(text)
+                completion = output.outputs[0]
+                if len(completion.text) > sent:
+                    piece, sent = completion.text[sent:], len(completion.text)
                     yield piece
+                if completion.finish_reason == "error":
+                    raise Error(str(completion.stop_reason))
 
         return pieces()
 
@@ -308,7 +313,7 @@ class Engine:
             seen = 0
             try:
                 while not request.output.finished:
-                    with self._exclusive():
+                    with self._turn, self._lock:
                         if not request.output.finished:
                             self._run_step()
                     length = sum(len(c.token_ids) for c in request.output.outputs)
@@ -331,7 +336,7 @@ class Engine:
 
     def metrics(self) -> dict[str, int | float]:
         """Counters since the start, KV cache use and queue lengths. Seconds and bytes are totals."""
-        with self._exclusive():
+        with self._turn, self._lock:
             return self._core.metrics()
 
     def info(self) -> dict[str, Any]:
@@ -339,9 +344,6 @@ class Engine:
         return self._core.info()
 
     # ---- inside ----------------------------------------------------------------------------------------------------
-
-    def _exclusive(self) -> _Exclusive:
-        return _Exclusive(self)
 
     def _run_step(self) -> list[_Request]:
         """One step of the core; returns the requests it moved on. The caller holds the lock."""
@@ -355,7 +357,7 @@ class Engine:
             request.apply(step)
             moved[step.request_id] = request
             if request.output.finished:
-                del self._requests[step.request_id]
+                self._requests.pop(step.request_id, None)
         return list(moved.values())
 
     def _new_id(self) -> str:
@@ -381,7 +383,7 @@ class Engine:
         output = RequestOutput(
             request_id, text, ids, completions, finished=False, metrics=RequestMetrics(arrival_time=time.monotonic())
         )
-        with self._exclusive():
+        with self._turn, self._lock:
             self._core.add_request(request_id, ids, params.to_core())
             request = _Request(output, params, self.tokenizer, owned)
             self._requests[request_id] = request
@@ -416,23 +418,22 @@ class Engine:
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
 
-class _Exclusive:
-    """The engine's lock, with a turn for those who wait: a loop of steps would otherwise take it back at once."""
+class _Turn:
+    """Goes around the engine's lock. A loop of steps would take the lock back before anybody else wakes up; with this
+    it pauses for a moment when others are waiting.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    The lock itself stays the standard library's: Ctrl-C cannot come between its `__enter__` and the block it guards.
+    """
+
+    def __init__(self) -> None:
+        self._users: list[None] = []  # whoever holds the lock or waits for it; append and pop are atomic
 
     def __enter__(self) -> None:
-        engine = self._engine
-        engine._num_waiting_for_lock += 1
-        try:
-            engine._lock.acquire()
-        finally:
-            engine._num_waiting_for_lock -= 1
+        self._users.append(None)
 
     def __exit__(self, *error: object) -> None:
-        self._engine._lock.release()
-        if self._engine._num_waiting_for_lock > 0:
+        self._users.pop()
+        if self._users:
             time.sleep(0.0002)
 
 
