@@ -52,7 +52,7 @@ class EngineConfig:
     cpu_isa: str = _option(
         "auto",
         "instruction set of the CPU kernels; auto takes the best this machine has",
-        ("auto", "reference", "portable", "avx2", "avx512", "avx512_bf16", "neon"),
+        ("auto", "reference", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"),
     )
     seed: int = _option(0, "of dummy weights, and of requests that bring no seed")
 
