@@ -23,6 +23,17 @@ from .errors import InvalidRequestError, ModelLoadError
 
 Message = Mapping[str, Any]
 
+# What a template can raise on messages that it was not written for.
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 class _GenerationTag(Extension):
     """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training. Here it only
@@ -98,6 +109,12 @@ def compile_template(source: str) -> jinja2.Template:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelLoadError(f"chat template: line {error.lineno}: {error.message}") from None
+    except (
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # from Python, which compiles what Jinja makes of it
+        raise ModelLoadError(f"chat template: nested too deeply: {error}") from None
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -177,7 +194,7 @@ def render_chat(
         raise InvalidRequestError(
             f"messages: the chat template tried what its sandbox forbids: {error}"
         ) from None
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+    except _TEMPLATE_FAULTS as error:
         raise InvalidRequestError(
             f"messages: the chat template of this model refuses them: {error}"
         ) from None
