@@ -98,8 +98,10 @@ else
   echo "$now" >"$stamps/build"
 fi
 
+known=$("$PY" -c 'from importlib.metadata import metadata; print(*metadata("tiny-vllm").get_all("Provides-Extra"))')
 extras_version=$(sha256sum <"$ROOT/pyproject.toml")
 for extra in "$@"; do
+  [[ " $known " == *" $extra "* ]] || die "no extra is called $extra; there are: $known"
   [[ $(cat "$stamps/extra-$extra" 2>/dev/null) == "$extras_version" ]] && continue
   echo "installing the extra [$extra]"
   # pip takes the tiny-vllm that is installed, and only adds what the extra needs.

@@ -29,6 +29,17 @@ The whole output is in $log"
 # cmake and ninja come with the .venv, so that their version does not depend on the system.
 cmake_venv() { PATH="$VENV/bin:$PATH" "$VENV/bin/cmake" "$@"; }
 
+# prepare_profile TOOL WHERE-FROM SCENARIO: ends with one sentence when the scenario, the tool or a GPU is missing.
+prepare_profile() {
+  local tool=$1 where=$2 scenario=${3:-} reason
+  [[ $scenario =~ ^(prefill|decode-1|decode-64)$ ]] || die "usage: $0 prefill|decode-1|decode-64"
+  command -v "$tool" >/dev/null || die "$tool is missing: install $where, and put it on PATH."
+  "$ROOT/build.sh"
+  reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
+  [[ -z $reason ]] || die "There is no GPU to profile: $reason."
+  mkdir -p "$ROOT/build/profiles"
+}
+
 # build_cpp_tests FOLDER CMAKE-OPTION...: the C++ unit tests, <FOLDER>/tiny_vllm_tests.
 build_cpp_tests() {
   local folder=$1 name
