@@ -1,7 +1,7 @@
 """Lets a build folder on PYTHONPATH win over an editable install of tiny_vllm.
 
-An editable install puts a finder in front of sys.path. Without this file the installed module would be imported,
-and a developer would test the wrong binary.
+An editable install puts a finder in front of sys.path. Without this file the installed module would be
+imported, and a developer would test the wrong binary.
 """
 
 import sys

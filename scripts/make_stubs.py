@@ -1,4 +1,4 @@
-"""Writes the type stubs of the C++ module, python/tiny_vllm/_core.pyi; --check only says whether they are fresh."""
+"""Writes the type stubs of the C++ module, python/tiny_vllm/_core.pyi. --check says if they are fresh."""
 
 from __future__ import annotations
 

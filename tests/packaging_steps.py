@@ -1,4 +1,4 @@
-"""Steps that the tests of the build share: a copy of the source, a clean environment, commands that must succeed."""
+"""What tests of the build share: a copy of the source, a clean environment, commands that must succeed."""
 
 from __future__ import annotations
 

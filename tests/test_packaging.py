@@ -1,4 +1,4 @@
-"""What pip makes of the repository: wheels and sdists that hold the right files and work in a clean environment."""
+"""What pip makes of the repository: wheels and sdists with the right files, which work once installed."""
 
 from __future__ import annotations
 

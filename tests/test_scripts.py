@@ -51,7 +51,7 @@ def compiled_files(clone: Path) -> list[str]:
 def test_build_uses_its_own_environment(
     clone: Path, elsewhere: tuple[Path, dict[str, str]], built: str
 ) -> None:
-    folder, env = elsewhere
+    folder, _ = elsewhere
     assert "making .venv" in built
     assert "building tiny-vllm" in built
     assert "module.cpp" in compiled_files(clone)
