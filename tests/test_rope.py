@@ -69,8 +69,8 @@ def test_the_recorded_cases_differ() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("transformers")
 def test_same_as_transformers_live() -> None:
-    pytest.importorskip("transformers")
     sys.path.insert(0, str(DATA))
     import make_rope_golden
 
