@@ -16,6 +16,9 @@ from tiny_vllm.outputs import Logprob
 GOLDEN: dict[str, Any] = tiny_models.load_golden()["models"]
 NEW_TOKENS = 16
 
+# One of the models has a tensor that is not used, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*lm_head.weight is in the file")
+
 
 def log_softmax(logits: list[float]) -> np.ndarray:
     x = np.asarray(logits, np.float64)
