@@ -5,6 +5,10 @@
 
 namespace tiny_vllm {
 
+namespace {
+constexpr int64_t kAlignment = 64;  // bytes: a cache line, and the widest vector register
+}  // namespace
+
 Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, TransformerLimits limits, Backend& backend)
     : config_(std::move(config)),
       weights_(std::move(weights)),
@@ -13,33 +17,42 @@ Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, Trans
       backend_(backend),
       rope_(config_.rope, config_.head_dim, config_.max_position_embeddings) {
   const int64_t T = limits.max_tokens, D = config_.hidden_size, F = config_.intermediate_size;
-  residual_ = scratch(T, D, dtype);
-  hidden_ = scratch(T, D, dtype);
-  qkv_ = scratch(T, config_.qkv_size(), dtype);
-  attention_ = scratch(T, config_.num_heads * config_.head_dim, dtype);
-  gate_up_ = scratch(T, 2 * F, dtype);
-  mlp_ = scratch(T, F, dtype);
-  selected_ = scratch(T, D, dtype);
-  logits_ = scratch(limits.max_logits_rows, config_.vocab_size, DType::kFloat32);
+  residual_ = Tensor(nullptr, dtype, {T, D});
+  hidden_ = Tensor(nullptr, dtype, {T, D});
+  qkv_ = Tensor(nullptr, dtype, {T, config_.qkv_size()});
+  attention_ = Tensor(nullptr, dtype, {T, config_.num_heads * config_.head_dim});
+  gate_up_ = Tensor(nullptr, dtype, {T, 2 * F});
+  mlp_ = Tensor(nullptr, dtype, {T, F});
+  selected_ = Tensor(nullptr, dtype, {T, D});
+  logits_ = Tensor(nullptr, DType::kFloat32, {limits.max_logits_rows, config_.vocab_size});
+  allocate({&residual_, &hidden_, &qkv_, &attention_, &gate_up_, &mlp_, &selected_, &logits_});
 }
 
-Tensor Transformer::scratch(int64_t rows, int64_t cols, DType dtype) {
-  buffers_.push_back(backend_.allocate(rows * cols * size_of(dtype)));
-  return Tensor(buffers_.back().get(), dtype, {rows, cols});
+// One allocation for all of them: a machine that promises more memory than it has would grant each of many.
+void Transformer::allocate(const std::vector<Tensor*>& tensors) {
+  const auto aligned = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  int64_t bytes = 0;
+  for (const Tensor* t : tensors) bytes += aligned(t->nbytes());
+  buffers_.push_back(backend_.allocate(bytes));
+  char* next = static_cast<char*>(buffers_.back().get());
+  for (Tensor* t : tensors) {
+    t->data = next;
+    next += aligned(t->nbytes());
+  }
 }
 
 void Transformer::allocate_kv_cache(int64_t num_blocks) {
   TV_CHECK(num_blocks > 0 && kv_.empty(), "the KV cache is allocated once, with at least one block");
   num_blocks_ = num_blocks;
-  for (int64_t l = 0; l < config_.num_layers; ++l) {
-    PagedKv kv;
+  kv_.resize(config_.num_layers);
+  std::vector<Tensor*> tensors;
+  for (PagedKv& kv : kv_) {
     for (Tensor* t : {&kv.keys, &kv.values}) {
-      buffers_.push_back(backend_.allocate(kv_bytes_per_block() / (2 * config_.num_layers) * num_blocks));
-      *t = Tensor(buffers_.back().get(), dtype_,
-                  {num_blocks, config_.num_kv_heads, limits_.block_size, config_.head_dim});
+      *t = Tensor(nullptr, dtype_, {num_blocks, config_.num_kv_heads, limits_.block_size, config_.head_dim});
+      tensors.push_back(t);
     }
-    kv_.push_back(kv);
   }
+  allocate(tensors);
 }
 
 void Transformer::forward(const StepBatch& step) {

@@ -46,7 +46,7 @@ class Transformer {
 
  private:
   void layer(int64_t l, const DeviceBatch& batch);
-  Tensor scratch(int64_t rows, int64_t cols, DType dtype);
+  void allocate(const std::vector<Tensor*>& tensors);  // memory for tensors whose shapes are set
 
   ModelConfig config_;
   Weights weights_;

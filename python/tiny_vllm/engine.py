@@ -68,8 +68,10 @@ class _Request:
                 metrics.finished_time = now
 
     def _logprob_dict(self, entries: Sequence[_core.TokenLogprob]) -> dict[int, Logprob]:
-        text = self.tokenizer.token_text if self.tokenizer is not None else lambda token: None
-        return {e.token: Logprob(e.logprob, e.rank, text(e.token)) for e in entries}
+        if self.tokenizer is None:
+            return {e.token: Logprob(e.logprob, e.rank) for e in entries}
+        text, raw = self.tokenizer.token_text, self.tokenizer.token_bytes
+        return {e.token: Logprob(e.logprob, e.rank, text(e.token), raw(e.token)) for e in entries}
 
     def snapshot(self) -> RequestOutput:
         """A copy that later steps do not change."""

@@ -11,7 +11,8 @@ class Logprob:
 
     logprob: float
     rank: int  # 1 is the most likely token
-    decoded_token: str | None = None
+    decoded_token: str | None = None  # part of a character shows as U+FFFD; decoded_bytes has what it really is
+    decoded_bytes: bytes | None = None
 
 
 @dataclass
