@@ -38,23 +38,15 @@ def download(
     """The folder of a Hub model, downloaded if it is not in the cache yet.
 
     `revision` is a branch, tag or commit; `token` (default: HF_TOKEN, or the one saved by `hf auth login`) is
-    for private and gated models; `cache_dir` defaults to the Hub's cache. An interrupted download goes on
-    where it stopped, and without a network a model that is in the cache still loads. `local_files_only` asks
-    for the cache alone.
+    for private and gated models; `cache_dir` defaults to the Hub's cache; `local_files_only` asks for the
+    cache alone. A connection that breaks is taken up where it broke, after a stop only the files that are not
+    complete are fetched again, and without a network a model that is in the cache still loads.
 
     Raises ModelLoadError that says what failed and what to do: no such model or revision, gated, wrong token,
     no network, or a model without safetensors weights.
     """
     # Imported here: it takes a third of a second, and a model in a folder does not need it.
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import snapshot_download
 
     what = f"{model_id} (revision {revision})" if revision else model_id
     try:
@@ -69,49 +61,43 @@ def download(
                 ignore_patterns=_UNWANTED,
             )
         )
-    except GatedRepoError:
-        reason = (
-            f"is gated: accept its licence at {constants.ENDPOINT}/{model_id}, then give a token with access "
-            "to it (HF_TOKEN, or token=)"
-        )
-    except RevisionNotFoundError:
-        reason = "exists, but not in this revision; check the name of the branch, tag or commit"
-    except RepositoryNotFoundError as error:
-        reason = f"was not found on {constants.ENDPOINT}, nor as a local folder; check the spelling" + (
-            ". If the model is private, give a token that may read it (HF_TOKEN, or token=)"
-            if _status(error) == 401
-            else ""
-        )
-    except LocalEntryNotFoundError as error:
-        if local_files_only or constants.HF_HUB_OFFLINE:
-            reason = (
-                "is not (wholly) in the cache, and fetching is forbidden (local_files_only or HF_HUB_OFFLINE)"
-            )
-        else:
-            reason = (
-                f"is not (wholly) in the cache, and {constants.ENDPOINT} cannot be reached; check the "
-                f"network ({_first_line(error.__cause__ or error)})"
-            )
-    except HFValidationError as error:
-        reason = f"is neither a folder nor a name that the Hub could have: {_first_line(error)}"
-    except HfHubHTTPError as error:
-        status = _status(error)
-        advice = {
-            401: "the token is not valid; make a new one and give it as HF_TOKEN",
-            403: "the token has no access to this model; accept its licence, or use another token",
-        }.get(status or 0, "try again later")
-        reason = f"could not be fetched: the Hub answered {status}; {advice} ({_first_line(error)})"
     except (
         Exception
-    ) as error:  # connection lost half-way, disk full, ...: the type differs between library versions
-        reason = (
-            f"could not be fetched: {type(error).__name__}: {_first_line(error)}; call again, and the "
-            "download goes on where it stopped"
+    ) as error:  # of many kinds, also of the library underneath, which differs between versions
+        raise ModelLoadError(f"model {what} {_explain(error, model_id, bool(local_files_only))}") from None
+    _check_complete(folder, what)
+    return folder
+
+
+def _explain(error: Exception, model_id: str, local_files_only: bool) -> str:
+    """What went wrong with a download and what to do, in words that follow the model's name."""
+    from huggingface_hub import constants, errors
+
+    hub, status = constants.ENDPOINT, _status(error)
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"is gated: accept its licence at {hub}/{model_id}, then give a token with access to it "
+            "(HF_TOKEN, or token=)"
         )
-    else:
-        _check_complete(folder, what)
-        return folder
-    raise ModelLoadError(f"model {what} {reason}") from None
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "exists, but not in this revision; check the name of the branch, tag or commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        private = "; if the model is private, give a token that may read it (HF_TOKEN, or token=)"
+        advice = "check the spelling" + (private if status == 401 else "")
+        return f"was not found on {hub}, nor as a local folder; {advice}"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if local_files_only or constants.HF_HUB_OFFLINE:
+            return "is not (wholly) in the cache, and local_files_only or HF_HUB_OFFLINE forbids fetching it"
+        reason = _first_line(error.__cause__ or error)
+        return f"is not (wholly) in the cache, and {hub} cannot be reached; check the network ({reason})"
+    if isinstance(error, errors.HFValidationError):
+        return f"is neither a folder nor a name that the Hub could have: {_first_line(error)}"
+    advice = {
+        401: "the token is not valid; make a new one and give it as HF_TOKEN",
+        403: "the token has no access to this model; accept its licence, or use another token",
+    }.get(status or 0, "call again later: files that are complete are not fetched again")
+    answer = f"the Hub answered {status}" if status else type(error).__name__
+    return f"could not be fetched: {answer}; {advice} ({_first_line(error)})"
 
 
 def _status(error: Any) -> int | None:

@@ -36,6 +36,8 @@ def resolve_model(
     """
     if model is None:
         return bundled_model_folder()
+    if not str(model):
+        raise ModelLoadError("model is an empty text; leave it out for the bundled model")
     path = Path(model).expanduser()
     text = str(model)
     if path.is_dir():
@@ -68,7 +70,7 @@ def converted_gguf(path: Path) -> Path:
     facts = real.stat()
     identity = f"{real}\0{facts.st_size}\0{facts.st_mtime_ns}\0{CONVERTER_VERSION}"
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    target = cache_folder() / "gguf" / f"{path.stem}-{key}"
+    target = cache_folder() / "gguf" / f"{real.stem}-{key}"
     if not (target / "config.json").is_file():
         with folder_lock(target):
             if not (target / "config.json").is_file():  # another process may have been faster
