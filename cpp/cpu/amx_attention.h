@@ -37,11 +37,9 @@ class AmxAttention {
         steps_((dim_ + kTileK - 1) / kTileK),
         scope_(attention_tiles(width_)) {
     scores_ = scratch;
-    high_ = reinterpret_cast<bfloat16*>(scores_ + kQueryRows * kKeyTile);
-    low_ = high_ + kQueryRows * kKeyTile;
-    values_ = low_ + kQueryRows * kKeyTile;
-    keys_ = values_ + kKeyTile * padded_head_dim(dim_);
-    queries_ = keys_ + kKeyTile * steps_ * kTileK;
+    values_ = reinterpret_cast<bfloat16*>(scores_ + kQueryRows * kKeyTile);
+    copy_ = values_ + kKeyTile * padded_head_dim(dim_);
+    queries_ = copy_ + kKeyTile * steps_ * kTileK;
     pack_queries();
   }
 
@@ -49,12 +47,24 @@ class AmxAttention {
   void attend(int64_t begin, OnlineSoftmax* states) {
     const KeyRange read = rows_.visible_to_any(begin, begin + kKeyTile);
     if (read.begin >= read.end) return;
+    rows_.find_tile(begin, read, offsets_);
     pack_values(begin, read);
-    for (int64_t g = 0; g < groups_; ++g) {
-      score_group(begin, read, g);
-      weigh_group(begin, g, states);
-      add_values(g, states);
+    find_keys();
+    // One kind of work after the other for all rows: a tile that is loaded right after its rows were stored waits for
+    // them, and what must be done in sequence for one row overlaps with the same for the next.
+    for (int64_t g = 0; g < groups_; ++g) score_group(g);
+    float factors[kQueryRows];
+    for (int64_t row = 0; row < rows_.count(); ++row) {
+      rows_.mask(row, begin, scores_ + row * kKeyTile);
+      factors[row] = states[row].raise_max(scores_ + row * kKeyTile, kKeyTile);
     }
+    for (int64_t row = 0; row < rows_.count(); ++row) {
+      states[row].weigh(scores_ + row * kKeyTile, kKeyTile);
+      split_weights(scores_ + row * kKeyTile);
+      float* out = states[row].out;
+      for (int64_t i = 0; i < dim_; i += 16) store(out + i, load(out + i) * set1(factors[row]));
+    }
+    for (int64_t g = 0; g < groups_; ++g) add_values(g, states);
   }
 
  private:
@@ -83,12 +93,15 @@ class AmxAttention {
     for (int64_t pair = 0; pair < kKeyTile / 2; ++pair) {
       const bfloat16* value[2];
       for (int i = 0; i < 2; ++i) {
-        const int64_t key = begin + 2 * pair + i;
-        value[i] = key >= read.begin && key < read.end ? rows_.args.values + rows_.offset(key) : nullptr;
+        const int64_t j = 2 * pair + i;
+        const bool seen = begin + j >= read.begin && begin + j < read.end;
+        value[i] = seen ? rows_.args.values + offsets_[j] : nullptr;
       }
       for (int64_t part = 0; part < parts; ++part) {
         const auto bits = [&](const bfloat16* v) {
-          return v ? _mm512_castps_si512(load(v + part * 16, min_of(16, dim_ - part * 16)).v) : _mm512_setzero_si512();
+          if (!v) return _mm512_setzero_si512();
+          const int64_t left = dim_ - part * 16;
+          return _mm512_castps_si512((left >= 16 ? load(v + part * 16) : load(v + part * 16, left)).v);
         };
         const __m512i words = _mm512_or_si512(_mm512_srli_epi32(bits(value[0]), 16), bits(value[1]));
         _mm512_storeu_si512(values_ + (((pair / 16) * parts + part) * 16 + pair % 16) * 32, words);
@@ -96,37 +109,32 @@ class AmxAttention {
     }
   }
 
-  // The rows of tile A: sixteen keys from `key` on, and the distance between them.
-  struct KeyRows {
-    const bfloat16* first;
-    int64_t stride;
-  };
-
-  // Where the keys do not lie side by side in one block, or the head does not fill whole tiles, they are copied.
-  KeyRows key_rows(int64_t key, KeyRange read) {
-    const AttentionShape& s = rows_.args.shape;
-    if (s.block_size % 16 == 0 && dim_ % kTileK == 0) return {rows_.args.keys + rows_.offset(key), dim_};
-    const int64_t stride = steps_ * kTileK;
-    bfloat16* copy = keys_ + key % kKeyTile * stride;
-    for (int64_t j = 0; j < 16; ++j) {
-      const bfloat16* row = rows_.args.keys + rows_.offset(min_of(max_of(key + j, read.begin), read.end - 1));
-      for (int64_t i = 0; i < stride; i += kTileK) {
-        store(reinterpret_cast<float*>(copy + j * stride + i), load_words(row + i, dim_ - i));
+  // Sixteen keys as the rows of a tile A. Where they do not lie side by side in one block, or the head does not fill
+  // whole tiles, or some of them are not to be read, they are copied.
+  void find_keys() {
+    for (int64_t j = 0; j < kKeyTile; j += 16) {
+      bool in_place = dim_ % kTileK == 0;
+      for (int64_t i = 1; i < 16; ++i) in_place &= offsets_[j + i] == offsets_[j] + i * dim_;
+      KeyRows& rows = keys_[j / 16];
+      rows = {rows_.args.keys + offsets_[j], dim_};
+      if (in_place) continue;
+      rows = {copy_ + j * steps_ * kTileK, steps_ * kTileK};
+      for (int64_t i = 0; i < 16; ++i) {
+        for (int64_t step = 0; step < steps_; ++step) {
+          const Vec words = load_words(rows_.args.keys + offsets_[j + i] + step * kTileK, dim_ - step * kTileK);
+          store(reinterpret_cast<float*>(copy_ + (j + i) * steps_ * kTileK + step * kTileK), words);
+        }
       }
     }
-    return {copy, stride};
   }
 
-  // scores_[row][key] of the group's rows. Where no row sees any of sixteen keys, others are read in their place:
-  // their scores are masked afterwards.
-  void score_group(int64_t begin, KeyRange read, int64_t g) {
-    const int64_t first = read.begin / 16 * 16, last = (read.end - 1) / 16 * 16;
+  // scores_[row][key] of the group's rows.
+  void score_group(int64_t g) {
     const bfloat16* queries = queries_ + g * steps_ * kTileK * width_;
     alignas(64) float c[2][16 * 16];
+    finish_writes();
     for (int64_t j = 0; j < kKeyTile; j += 32) {
-      const KeyRows a = key_rows(min_of(max_of(begin + j, first), last), read);
-      const KeyRows b = key_rows(min_of(max_of(begin + j + 16, first), last), read);
-      finish_writes();
+      const KeyRows a = keys_[j / 16], b = keys_[j / 16 + 1];
       _tile_zero(0);
       _tile_zero(1);
       for (int64_t step = 0; step < steps_; ++step) {
@@ -139,36 +147,36 @@ class AmxAttention {
       _tile_stored(0, c[0], 4 * width_);
       _tile_stored(1, c[1], 4 * width_);
       for (int64_t half = 0; half < 2; ++half) {
+        float* scores = scores_ + g * 16 * kKeyTile + j + 16 * half;
+        if (width_ <= 4) {
+          const __m512i every_row = _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int>(width_)), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+          for (int64_t r = 0; r < width_; ++r) {
+            const Vec row = {_mm512_i32gather_ps(every_row, c[half] + r, 4)};
+            store(scores + r * kKeyTile, row * set1(rows_.args.shape.scale));
+          }
+          continue;
+        }
         Vec lanes[16];
         for (int64_t i = 0; i < 16; ++i) lanes[i] = load(c[half] + i * width_, width_);
         transpose_16x16(lanes);
-        for (int64_t r = 0; r < width_; ++r) {
-          store(scores_ + r * kKeyTile + j + 16 * half, lanes[r] * set1(rows_.args.shape.scale));
-        }
+        for (int64_t r = 0; r < width_; ++r) store(scores + r * kKeyTile, lanes[r] * set1(rows_.args.shape.scale));
       }
     }
   }
 
-  // Scores -> weights, split into high_ and low_; what was summed so far shrinks to the new maximum.
-  void weigh_group(int64_t begin, int64_t g, OnlineSoftmax* states) {
-    for (int64_t r = 0; r < width_; ++r) {
-      const int64_t row = g * 16 + r;
-      float* scores = scores_ + r * kKeyTile;
-      if (row >= rows_.count()) {
-        for (int64_t j = 0; j < kKeyTile; j += 16) store(scores + j, zero());
-      } else {
-        rows_.mask(row, begin, scores);
-        const float factor = states[row].update(scores, kKeyTile);
-        if (factor != 1) {
-          float* out = states[row].out;
-          for (int64_t i = 0; i < dim_; i += 16) store(out + i, load(out + i) * set1(factor));
-        }
-      }
-      for (int64_t j = 0; j < kKeyTile; j += 16) {
-        const Vec weight = load(scores + j);
-        store(high_ + r * kKeyTile + j, weight);
-        store(low_ + r * kKeyTile + j, weight - load(high_ + r * kKeyTile + j));
-      }
+  // 64 floats -> their 64 high parts and their 64 low parts, in the same place.
+  static void split_weights(float* scores) {
+    __m512i high[2], low[2];
+    for (int i = 0; i < 2; ++i) {
+      const Vec a = load(scores + 32 * i), b = load(scores + 32 * i + 16);
+      const __m512bh h = _mm512_cvtne2ps_pbh(b.v, a.v);
+      const __m256i ha = _mm512_castsi512_si256((__m512i)h), hb = _mm512_extracti64x4_epi64((__m512i)h, 1);
+      high[i] = (__m512i)h;
+      low[i] = (__m512i)_mm512_cvtne2ps_pbh((b - widen(hb)).v, (a - widen(ha)).v);
+    }
+    for (int i = 0; i < 2; ++i) {
+      _mm512_storeu_si512(scores + 16 * i, high[i]);
+      _mm512_storeu_si512(scores + 32 + 16 * i, low[i]);
     }
   }
 
@@ -182,8 +190,9 @@ class AmxAttention {
       if (part + 1 < parts) _tile_loadd(5, out + 16, out_bytes);
       for (int64_t step = 0; step < kKeyTile / kTileK; ++step) {
         const bfloat16* values = values_ + (step * parts + part) * 16 * 32;
-        for (const bfloat16* weights : {high_, low_}) {
-          _tile_loadd(6, weights + step * kTileK, 2 * kKeyTile);
+        for (int64_t low = 0; low < 2; ++low) {
+          const float* weights = scores_ + g * 16 * kKeyTile + low * 32 + step * 16;
+          _tile_loadd(6, weights, 4 * kKeyTile);
           _tile_loadd(7, values, 64);
           _tile_dpbf16ps(4, 6, 7);
           if (part + 1 < parts) {
@@ -197,14 +206,19 @@ class AmxAttention {
     }
   }
 
+  struct KeyRows {
+    const bfloat16* first;
+    int64_t stride;
+  };
+
   const AttentionRows<T>& rows_;
   const int64_t dim_, width_, groups_, steps_;
   const TileScope scope_;
-  float* scores_;      // (w, kKeyTile)
-  bfloat16* high_;     // (w, kKeyTile)
-  bfloat16* low_;      // (w, kKeyTile)
+  int64_t offsets_[kKeyTile];   // of the tile's keys, see find_tile
+  KeyRows keys_[kKeyTile / 16];
+  float* scores_;      // (rows, kKeyTile), then in its place the weights: (rows, 2, kKeyTile) of bfloat16, high and low
   bfloat16* values_;   // see pack_values
-  bfloat16* keys_;     // (kKeyTile, steps * 32), when keys must be copied
+  bfloat16* copy_;     // (kKeyTile, steps * 32), for keys that must be copied
   bfloat16* queries_;  // see pack_queries
 };
 

@@ -30,29 +30,29 @@ struct AttentionRows {
   int64_t first_token = 0;     // row of qkv that holds the request's first token of this step
   int64_t first_position = 0;  // and its position in the request
   const int32_t* block_table = nullptr;
+  int64_t tokens[kQueryRows];  // of each row: token of the request, counted from its first one in this step
 
   AttentionRows(const AttentionArgs<T>& a, const AttentionItem& i) : args(a), item(i) {
     first_token = args.query_start[item.request];
-    const int64_t tokens = args.query_start[item.request + 1] - first_token;
-    first_position = args.context_len[item.request] - tokens;
+    first_position = args.context_len[item.request] - (args.query_start[item.request + 1] - first_token);
+    for (int64_t row = 0; row < count(); ++row) tokens[row] = (item.row_begin + row) / args.group();
     block_table = args.block_tables + item.request * args.block_table_width;
   }
 
   int64_t count() const { return item.row_end - item.row_begin; }
-  int64_t token(int64_t row) const { return (item.row_begin + row) / args.group(); }
   int64_t head(int64_t row) const { return item.kv_head * args.group() + (item.row_begin + row) % args.group(); }
 
   const T* query(int64_t row) const {
     const AttentionShape& s = args.shape;
-    return args.qkv + ((first_token + token(row)) * (s.num_heads + 2 * s.num_kv_heads) + head(row)) * s.head_dim;
+    return args.qkv + ((first_token + tokens[row]) * (s.num_heads + 2 * s.num_kv_heads) + head(row)) * s.head_dim;
   }
   T* out(int64_t row) const {
-    return args.out + ((first_token + token(row)) * args.shape.num_heads + head(row)) * args.shape.head_dim;
+    return args.out + ((first_token + tokens[row]) * args.shape.num_heads + head(row)) * args.shape.head_dim;
   }
 
   // The keys of [begin, end) that a row sees: itself and what came before, back to the sliding window's edge.
   KeyRange visible(int64_t row, int64_t begin, int64_t end) const {
-    const int64_t position = first_position + token(row), window = args.shape.sliding_window;
+    const int64_t position = first_position + tokens[row], window = args.shape.sliding_window;
     const int64_t oldest = window > 0 ? position - window + 1 : 0;
     const int64_t first = min_of(max_of(begin, oldest), end);
     return {first, max_of(first, min_of(end, position + 1))};
@@ -71,11 +71,20 @@ struct AttentionRows {
     return {seen.begin - begin, seen.end - begin};
   }
 
-  // Where the key (and, in the other tensor, the value) of a position lies.
-  int64_t offset(int64_t position) const {
+  // Where the keys of a tile (and, in the other tensor, the values) lie. Only `read` is looked up in the block table; the
+  // rest of the tile points at its nearest neighbour there.
+  void find_tile(int64_t begin, KeyRange read, int64_t (&offsets)[kKeyTile]) const {
     const AttentionShape& s = args.shape;
-    const int64_t block = block_table[position / s.block_size];
-    return ((block * s.num_kv_heads + item.kv_head) * s.block_size + position % s.block_size) * s.head_dim;
+    int64_t key = read.begin, block = key / s.block_size, in_block = key % s.block_size;
+    while (key < read.end) {
+      const int64_t head = block_table[block++] * s.num_kv_heads + item.kv_head;
+      for (; in_block < s.block_size && key < read.end; ++in_block, ++key) {
+        offsets[key - begin] = (head * s.block_size + in_block) * s.head_dim;
+      }
+      in_block = 0;
+    }
+    for (int64_t j = 0; j < read.begin - begin; ++j) offsets[j] = offsets[read.begin - begin];
+    for (int64_t j = read.end - begin; j < kKeyTile; ++j) offsets[j] = offsets[read.end - begin - 1];
   }
 };
 
@@ -141,15 +150,16 @@ class VectorAttention {
   void attend(int64_t begin, OnlineSoftmax* states) {
     const int64_t dim = rows_.args.shape.head_dim, count = rows_.count();
 
-    // Only slots that some row sees are read. The rest of the tile points at one that is; its scores become -inf.
+    // Only slots that some row sees are read. The scores of the rest of the tile become -inf.
     const KeyRange read = rows_.visible_to_any(begin, begin + kKeyTile);
     if (read.begin >= read.end) return;
+    int64_t offsets[kKeyTile];
+    rows_.find_tile(begin, read, offsets);
     const T* keys[kKeyTile];
     const T* values[kKeyTile];
     for (int64_t j = 0; j < kKeyTile; ++j) {
-      const int64_t at = rows_.offset(min_of(max_of(begin + j, read.begin), read.end - 1));
-      keys[j] = rows_.args.keys + at;
-      values[j] = rows_.args.values + at;
+      keys[j] = rows_.args.keys + offsets[j];
+      values[j] = rows_.args.values + offsets[j];
     }
 
     for (int64_t r = 0; r < count; r += 4) {
@@ -161,7 +171,8 @@ class VectorAttention {
         float* scores = scores_ + i * kKeyTile;
         score_tile(rows_.query(r + i), keys, dim, rows_.args.shape.scale, scores);
         seen[i] = rows_.mask(r + i, begin, scores);
-        factors[i] = states[r + i].update(scores, kKeyTile);
+        factors[i] = states[r + i].raise_max(scores, kKeyTile);
+        states[r + i].weigh(scores, kKeyTile);
         out[i] = states[r + i].out;
       }
       if (n == 4) value_rows<T, 4>(values, scores_, seen, factors, out, dim);

@@ -30,24 +30,32 @@ struct OnlineSoftmax {
     for (int64_t i = 0; i < dim; ++i) out[i] = 0;
   }
 
-  // Takes in n scores (n a multiple of 16) and turns them into weights, in place. Returns the factor for `out`: the
-  // caller then does  out = out * factor + sum_j weight_j * value_j.
-  float update(float* scores, int64_t n) {
+  // Takes in n scores (n a multiple of 16), in two steps. The first finds the new maximum and returns what `out` must
+  // be multiplied by; the second turns the scores into weights, in place. What is left to the caller:
+  //   out = out * factor + sum_j weight_j * value_j
+  float raise_max(const float* scores, int64_t n) {
     Vec largest = set1(max);
     for (int64_t j = 0; j < n; j += 16) largest = tiny_vllm::TINY_VLLM_ISA::max(load(scores + j), largest);
-    const float new_max = reduce_max(largest);
-    const float shift = new_max == -kInfinity ? 0.0f : new_max;  // all masked: e^(-inf - 0) is the 0 that we want
-    const float factor = exp(max - shift);                       // 0 for the first real score: max was -inf
+    const float old_max = max;
+    max = reduce_max(largest);
+    const float factor = exp(old_max - shift());  // 0 for the first real score: the maximum was -inf
+    sum *= factor;
+    return factor;
+  }
+
+  void weigh(float* scores, int64_t n) {
+    const Vec subtract = set1(shift());
     Vec weights = zero();
     for (int64_t j = 0; j < n; j += 16) {
-      const Vec w = exp(load(scores + j) - set1(shift));
+      const Vec w = exp(load(scores + j) - subtract);
       store(scores + j, w);
       weights = weights + w;
     }
-    sum = sum * factor + reduce_add(weights);
-    max = new_max;
-    return factor;
+    sum += reduce_add(weights);
   }
+
+  // What is subtracted from a score before e^. All masked so far: e^(-inf - 0) is the 0 that we want.
+  float shift() const { return max == -kInfinity ? 0.0f : max; }
 
   // Takes in what another state saw.
   void merge(float other_max, float other_sum, const float* other_out, int64_t dim) {
