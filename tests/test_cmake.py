@@ -165,3 +165,10 @@ def test_architectures_are_those_asked_for(
     done = configure(tmp_path / "build", "-DTINY_VLLM_CUDA=ON", *options, env=steps.clean_environment(**env))
     assert done.returncode == 0, done.stdout
     assert f"architectures {expected})" in words(done)
+
+
+@pytest.mark.parametrize("system", ["Windows", "Darwin"])
+def test_other_systems_are_told_at_once(tmp_path: Path, system: str) -> None:
+    done = configure(tmp_path / "build", f"-DCMAKE_SYSTEM_NAME={system}")
+    assert done.returncode != 0
+    assert f"tiny-vllm is not supported on {system} yet, only on Linux" in words(done)
