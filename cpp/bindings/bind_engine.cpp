@@ -31,13 +31,11 @@ DType dtype_named(const std::string& name) {
 std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::string& source,
                                     const std::string& folder, const EngineOptions& options,
                                     const py::object& progress) {
-  LoadProgress report;
-  if (!progress.is_none())
-    report = [&progress](int64_t done, int64_t total) {
-      py::gil_scoped_acquire gil;  // loading runs without the lock; only this call takes it
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      progress(done, total);
-    };
+  const LoadProgress report = [&progress](int64_t done, int64_t total) {
+    py::gil_scoped_acquire gil;  // loading runs without the lock; only this call takes it
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!progress.is_none()) progress(done, total);
+  };
   py::gil_scoped_release release;
   return std::make_unique<Engine>(config_json, source, folder, options, report);
 }
