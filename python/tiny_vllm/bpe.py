@@ -169,9 +169,7 @@ def load_tokenizer_model(path: Path) -> Tokenizer:
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's printable spelling of the 256 bytes: a byte that is a printable Latin-1 character stands for
-    itself.
-    """
+    """GPT-2's printable spelling of the 256 bytes: printable Latin-1 characters stand for themselves."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelling = {b: chr(b) for b in printable}
     rest = (b for b in range(256) if b not in spelling)
@@ -268,8 +266,9 @@ def _sentencepiece_tokenizer(path: Path, data: bytes) -> Tokenizer:
 
 
 def _protobuf_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The (number, value) fields of one protobuf message: varints as int, all else as bytes. Raises
-    ValueError.
+    """The (number, value) fields of a protobuf message: varints as int, all else as bytes.
+
+    Raises ValueError or IndexError when it is not one.
     """
     at = 0
 

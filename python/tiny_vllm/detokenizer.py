@@ -71,9 +71,7 @@ class Detokenizer:
 
 
 class _Bytes:
-    """For byte-level tokenizers: the tokens' bytes in a row, read as UTF-8 as far as characters are
-    complete.
-    """
+    """For byte-level tokenizers: the bytes in a row, read as UTF-8 as far as characters are complete."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]):
         self._tokenizer = tokenizer
@@ -88,8 +86,7 @@ class _Bytes:
 
 
 class _Window:
-    """For all other tokenizers: decode a few known tokens with the new ones behind them, and take off the
-    known text.
+    """For all others: decode a few known tokens with the new ones behind them, and take off the known text.
 
     The known tokens are those given out last. They take what happens at the start of a text (the lost space)
     upon themselves. Tokens of single bytes wait until a token of another kind ends their row: `tokenizers`

@@ -1,6 +1,4 @@
-"""The other way: a Hugging Face folder to a GGUF file with bfloat16 weights, to run the same model in
-llama.cpp.
-"""
+"""The other way: a Hugging Face folder to a GGUF file with bfloat16 weights, to run it in llama.cpp."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def write_gguf_bf16(
     tensors = _open_safetensors(folder)
     writer = GGUFWriter(None, _ARCHITECTURES[config["model_type"]])
     _add_config(writer, config, folder / "config.json")
-    if (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file() or (folder / "tokenizer.model").is_file():
         _add_tokenizer(writer, folder, config["vocab_size"])
     else:
         writer.add_tokenizer_model("no_vocab")
@@ -239,9 +237,8 @@ def _llama3_factors(config: dict[str, Any]) -> np.ndarray | None:
 
 
 def _add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int) -> None:
-    path = folder / "tokenizer.json"
-    content = read_json(path)
     tokenizer = Tokenizer.from_folder(folder)
+    path, content = tokenizer.source, json.loads(tokenizer.backend.to_str())
     model = content["model"]
     pre = _pre_name(content)
     if model.get("type") != "BPE" or pre is None or not tokenizer.is_byte_level:
@@ -267,7 +264,7 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int) -> None:
     if not merges:
         raise ModelLoadError(
             f"{path}: has no merges, and llama.cpp reads no vocabulary without; for the weights alone, take "
-            "a copy of the folder without tokenizer.json"
+            "a copy of the folder without the tokenizer"
         )
     writer.add_token_merges(merges)
     around = tokenizer.encode("")

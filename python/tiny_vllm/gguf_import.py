@@ -188,9 +188,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _shortest(file: GGUFFile, key: str) -> float | None:
-    """A float32 of the metadata as the shortest decimal that stands for it: 1e-05, not
-    9.999999747378752e-06.
-    """
+    """A float32 as the shortest decimal that stands for it: 1e-05, not 9.999999747378752e-06."""
     value = file.get(key, (float, int))
     if value is None:
         return None
@@ -306,9 +304,7 @@ def unpermute_rows(num_heads: int, head_dim: int) -> np.ndarray:
 
 
 def layer_tensors(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """GGUF name -> (Hugging Face name, shape) of the tensors of one layer, without `blk.N.` and
-    `model.layers.N.`
-    """
+    """The tensors of one layer: name after `blk.N.` -> (name after `model.layers.N.`, shape)."""
     hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     table: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -339,9 +335,7 @@ def layer_tensors(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...
 
 
 def _tensor_plan(file: GGUFFile, config: dict[str, Any]) -> Iterator[_Planned]:
-    """What to write, each tensor checked against the config. Raises ModelLoadError at the first that does not
-    fit.
-    """
+    """What to write, each tensor checked against the config. Raises ModelLoadError at the first misfit."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     permuted = config["model_type"] in ("llama", "mistral")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -388,9 +382,7 @@ def round_to_bf16(values: np.ndarray) -> np.ndarray:
 def _write_safetensors(
     path: Path, file: GGUFFile, plan: list[_Planned], progress: Callable[[int, int], None] | None
 ) -> None:
-    """The safetensors layout: header length u64, header JSON padded with spaces to 8 bytes, data in name
-    order.
-    """
+    """The safetensors layout: header length u64, JSON header padded to 8 bytes, data in name order."""
     plan = sorted(plan, key=lambda tensor: tensor.name)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0

@@ -12,9 +12,7 @@ from .gguf_file import GGUFFile
 
 
 def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
-    """Rebuilds the tokenizer from `tokenizer.*` metadata. A file without a vocabulary gives no tokenizer
-    files.
-    """
+    """Rebuilds the tokenizer in `folder`. A file without a vocabulary gives no tokenizer files."""
     kind = file.get("tokenizer.ggml.model", str, "none")
     generation: dict[str, Any] = {}
     if kind in ("none", "no_vocab"):
@@ -112,9 +110,7 @@ def _string_list(file: GGUFFile, key: str) -> list[str]:
 
 
 def _split_merge(text: str) -> tuple[str, str]:
-    """The two halves of "left right". The space between is never the first character: a piece may begin with
-    one.
-    """
+    """The two halves of "left right". The space between is never the first: a piece may begin with one."""
     at = text.find(" ", 1)
     if at < 0 or at == len(text) - 1:
         raise ModelLoadError(

@@ -1,6 +1,4 @@
-"""Fetches a model folder from the Hugging Face Hub: only the files that are needed, kept in the Hub's own
-cache.
-"""
+"""Fetches a model from the Hugging Face Hub: only the files that are needed, into the Hub's own cache."""
 
 from __future__ import annotations
 

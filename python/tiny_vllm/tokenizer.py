@@ -35,9 +35,7 @@ class Tokenizer:
         chat_templates: dict[str, str] | None = None,
         source: str = "tokenizer",
     ):
-        """`special_tokens`: bos_token, eos_token, ... -> text. `chat_templates`: name -> Jinja source,
-        "default" first.
-        """
+        """`special_tokens`: bos_token, eos_token, ... -> text. `chat_templates`: name -> Jinja source."""
         backend.no_truncation()  # some files are saved with a length to cut at or to pad to
         backend.no_padding()
         self.backend = backend
@@ -128,9 +126,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids taken together. Bytes that are not UTF-8 show as U+FFFD; ids of padding rows as
-        nothing.
-        """
+        """The text of all ids together. Bytes that are not UTF-8 show as U+FFFD, padding rows not at all."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
@@ -197,9 +193,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """The ids of a conversation. The template writes all special tokens itself, so that none are added
-        here.
-        """
+        """The ids of a conversation. The template writes all special tokens, so that none are added."""
         text = self.apply_chat_template(messages, add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
 
@@ -258,9 +252,7 @@ def _check_merges(content: dict[str, Any], path: Path) -> None:
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: Path) -> None:
-    """Adds the tokens that only tokenizer_config.json's `added_tokens_decoder` has; each must get the id
-    given there.
-    """
+    """Adds the tokens that only tokenizer_config.json declares. Each must get the id given there."""
     declared = config.get("added_tokens_decoder")
     if declared is None:
         return
@@ -333,9 +325,7 @@ def _byte_value(piece: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What the model's makers say about generating: the ids that end a text, and sampling values, None if not
-    given.
-    """
+    """What the model's makers say: the ids that end a text, and sampling values, None if not given."""
 
     eos_token_ids: tuple[int, ...] = ()
     do_sample: bool | None = None
@@ -347,8 +337,7 @@ class GenerationConfig:
 
 
 def load_generation_config(folder: str | Path, tokenizer: Tokenizer | None = None) -> GenerationConfig:
-    """Reads generation_config.json. When it does not say which ids end a text, config.json and the tokenizer
-    do.
+    """Reads generation_config.json. If it does not say which ids end a text, config.json and tokenizer do.
 
     A chat model ends its turn with another token than a document, so that a list is common. The list of
     generation_config.json is taken as it is. Without one, the ids of config.json and the tokenizer's end
