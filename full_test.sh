@@ -102,7 +102,8 @@ stage_fuzz() {
   clang=$(find_fuzzing_clang)
   [[ -n $clang ]] || left_out "no clang 16 or newer with libFuzzer: sudo apt-get install -y clang-16 libclang-rt-16-dev"
   run_logged fuzz cmake_venv -S . -B build/fuzz -G Ninja -DPython_EXECUTABLE="$PY" -DCMAKE_CXX_COMPILER="$clang" \
-    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DTINY_VLLM_BUILD_FUZZ=ON -DTINY_VLLM_BUILD_PYTHON=OFF -DTINY_VLLM_CUDA=OFF
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DTINY_VLLM_BUILD_FUZZ=ON -DTINY_VLLM_BUILD_PYTHON=OFF \
+    -DTINY_VLLM_CUDA=OFF
   run_logged fuzz cmake_venv --build build/fuzz
   "$PY" tests/fuzz/make_seeds.py build/fuzz/corpus/fuzz_safetensors
   for source in tests/fuzz/*.cpp; do
