@@ -29,10 +29,8 @@ def transformers() -> Any:
     """The module."""
     require_package("torch")
     require_package("transformers")
-    import torch
     import transformers as module
 
-    torch.set_num_threads(2)
     module.logging.set_verbosity_error()
     return module
 
