@@ -105,6 +105,7 @@ def test_tokenizer_of_the_bundled_model(bundled: Path, golden: dict[str, Any]) -
     assert load_generation_config(bundled, tokenizer).eos_token_ids == (2,)
 
 
+@pytest.mark.slow
 def test_the_bundled_model_there_and_back(bundled: Path, tmp_path: Path) -> None:
     """Written as GGUF and read again, tokenizer and all, it is the same folder, byte for byte."""
     again = convert_gguf(write_gguf_bf16(bundled, tmp_path / "again.gguf"), tmp_path / "again")

@@ -92,12 +92,11 @@ def test_only_what_is_needed_is_fetched(tmp_path: Path) -> None:
 
         # A second time only the revision is asked for.
         hub.log.clear()
-        assert download(hub, tmp_path) == [folder]
+        assert download(hub, tmp_path, {}, {"local_files_only": True}) == [folder, folder]
         assert hub.requested("GET") == hub.requested("HEAD") == []
-        # Without the network there is the cache, asked for or not.
-        assert download(hub, tmp_path, {"local_files_only": True}) == [folder]
-        assert download(hub, tmp_path, HF_HUB_OFFLINE="1") == [folder]
+    # Without the network there is the cache, asked for or not.
     assert download(hub, tmp_path) == [folder]
+    assert download(hub, tmp_path, HF_HUB_OFFLINE="1") == [folder]
 
 
 def test_revisions_and_another_cache(tmp_path: Path) -> None:
@@ -121,6 +120,7 @@ def test_revisions_and_another_cache(tmp_path: Path) -> None:
     assert Path(elsewhere).is_relative_to(tmp_path / "caché 2")
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_is_taken_up_again(tmp_path: Path) -> None:
     weights = os.urandom(1 << 20) * 24  # the library writes pieces of 10 MB
     with serve(Hub(MODEL, {FIRST: {**SMALL, "model.safetensors": weights}}, {"main": FIRST})) as hub:
@@ -135,6 +135,7 @@ def test_a_connection_that_breaks_is_taken_up_again(tmp_path: Path) -> None:
         assert ranges == [None, "bytes=10485760-"]
 
 
+@pytest.mark.slow
 def test_after_a_failure_only_the_missing_files_are_fetched(tmp_path: Path) -> None:
     with serve(Hub(MODEL, {FIRST: NEEDED}, {"main": FIRST})) as hub:
         broken = hub.broken = "model-00002-of-00002.safetensors"
@@ -177,6 +178,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert f"{hub.endpoint} cannot be reached; check the network" in refusal(download(hub, tmp_path)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "match"),
     [

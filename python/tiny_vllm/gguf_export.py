@@ -216,8 +216,9 @@ def _add_config(writer: GGUFWriter, config: dict[str, Any], path: Path) -> None:
         )
         if scaling.get("attention_factor") is not None:
             writer.add_rope_scaling_attn_factors(scaling["attention_factor"] / (0.1 * math.log(factor) + 1.0))
-        writer.add_rope_scaling_yarn_beta_fast(scaling.get("beta_fast") or 32.0)
-        writer.add_rope_scaling_yarn_beta_slow(scaling.get("beta_slow") or 1.0)
+        prefix = f"{_ARCHITECTURES[config['model_type']]}.rope.scaling.yarn"
+        writer.add_float32(f"{prefix}_beta_fast", scaling.get("beta_fast") or 32.0)
+        writer.add_float32(f"{prefix}_beta_slow", scaling.get("beta_slow") or 1.0)
     elif kind not in ("default", "llama3"):
         raise ModelLoadError(f"{path}: RoPE scaling '{kind}' has no place in a GGUF file")
 
