@@ -47,6 +47,8 @@ stage_build() {
   "$ROOT/build.sh" test lint
   "$PY" -c 'import torch' 2>/dev/null || "$PY" -m pip install -q "torch==2.13.0" || "$PY" -m pip install -q torch
   "$ROOT/build.sh" hf server
+  # Only for the vocabulary file and the reference tokenizer in it; its dependencies are not needed.
+  "$PY" -m pip install -q --no-deps "llama-models==0.3.0"
 }
 
 stage_lint() { "$ROOT/lint.sh"; }
