@@ -17,7 +17,8 @@ def generate() -> str:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"pybind11-stubgen failed:\n{done.stdout}{done.stderr}")
-        return (Path(folder) / "tiny_vllm" / "_core.pyi").read_text()
+        lines = (Path(folder) / "tiny_vllm" / "_core.pyi").read_text().splitlines()
+        return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def main() -> int:
