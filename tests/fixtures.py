@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def silent_layers(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return tensors
 
 
-# ---- tokenizers ------------------------------------------------------------------------------------------------
+# ---- tokenizers --------------------------------------------------------------------------------------------
 
 
 def byte_alphabet() -> list[str]:
@@ -143,8 +144,8 @@ def write_byte_tokenizer(
 ) -> None:
     """A byte-level tokenizer: ids 0-255 are the bytes, then `pieces`, then `special`.
 
-    Text is encoded byte by byte; pieces are only ever said by a model (`ignore_merges` makes a vocabulary without
-    merges legal). With `add_bos` the post-processor puts `bos` in front.
+    Text is encoded byte by byte; pieces are only ever said by a model (`ignore_merges` makes a vocabulary
+    without merges legal). With `add_bos` the post-processor puts `bos` in front.
     """
     alphabet = byte_alphabet()
     vocabulary = {token: i for i, token in enumerate(alphabet)}
@@ -207,7 +208,7 @@ def write_byte_tokenizer(
     write_json(folder / "tokenizer_config.json", config)
 
 
-# ---- models ----------------------------------------------------------------------------------------------------
+# ---- models ------------------------------------------------------------------------------------------------
 
 
 def write_model(folder: Path, config: Mapping[str, Any], tensors: Tensors, dtype: str = "float32") -> Path:
@@ -222,10 +223,11 @@ CHAIN_END = 510  # the token that ends it
 
 
 def write_chain(folder: Path, script: Sequence[int], *, eos: Any = CHAIN_END, **config_changes: Any) -> Path:
-    """A model that says `script` token by token after CHAIN_START, then CHAIN_END, whatever else the prompt holds.
+    """A model that says `script` token by token after CHAIN_START, then CHAIN_END, whatever else the prompt
+    holds.
 
-    Each id can be used once. Hidden size = vocabulary = 512: the embedding is the identity, and the row of the
-    lm_head that follows token t looks at element t.
+    Each id can be used once. Hidden size = vocabulary = 512: the embedding is the identity, and the row of
+    the lm_head that follows token t looks at element t.
     """
     V = 512
     path = [CHAIN_START, *script, CHAIN_END]
@@ -234,18 +236,26 @@ def write_chain(folder: Path, script: Sequence[int], *, eos: Any = CHAIN_END, **
         hidden_size=V, vocab_size=V, rms_norm_eps=1e-12, bos_token_id=..., eos_token_id=eos, **config_changes
     )
     head = np.zeros((V, V), np.float32)
-    for here, following in zip(path, path[1:]):
+    for here, following in itertools.pairwise(path):
         head[following, here] = 10
     head[CHAIN_END, CHAIN_END] = 10  # for runs that ignore the end
     return write_model(
         folder,
         config,
-        {**silent_layers(config), "model.embed_tokens.weight": np.eye(V, dtype=np.float32), "lm_head.weight": head},
+        {
+            **silent_layers(config),
+            "model.embed_tokens.weight": np.eye(V, dtype=np.float32),
+            "lm_head.weight": head,
+        },
     )
 
 
-def write_text_chain(folder: Path, pieces: Sequence[bytes], special: Sequence[str] = (), **options: Any) -> Path:
-    """A chain that says `pieces` as one token each, with a tokenizer that knows them (after those of all bytes)."""
+def write_text_chain(
+    folder: Path, pieces: Sequence[bytes], special: Sequence[str] = (), **options: Any
+) -> Path:
+    """A chain that says `pieces` as one token each, with a tokenizer that knows them (after those of all
+    bytes).
+    """
     single = [p for p in pieces if len(p) > 1]
     ids = {bytes([b]): b for b in range(256)} | {p: 256 + i for i, p in enumerate(single)}
     write_chain(folder, [ids[p] for p in pieces], **options)
@@ -262,7 +272,9 @@ def write_fixed(folder: Path, logits: Sequence[float], **config_changes: Any) ->
     head = np.zeros((V, D), np.float32)
     head[:, 0] = np.asarray(logits, np.float32) / np.float32(D**0.5)
     return write_model(
-        folder, config, {**silent_layers(config), "model.embed_tokens.weight": embedding, "lm_head.weight": head}
+        folder,
+        config,
+        {**silent_layers(config), "model.embed_tokens.weight": embedding, "lm_head.weight": head},
     )
 
 

@@ -1,7 +1,7 @@
 """Public failures of engines like this one, replayed. One test for each; its first line says what is right.
 
-The numbers are those of the project's list of such reports. Cases that concern one part alone (tokenizer, block
-allocator, scheduler, kernels, safetensors, packaging) are tested with that part.
+The numbers are those of the project's list of such reports. Cases that concern one part alone (tokenizer,
+block allocator, scheduler, kernels, safetensors, packaging) are tested with that part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from helpers import (
     solo,
     tokens_of,
 )
-
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error, InvalidRequestError, ModelLoadError, OutOfMemoryError
 from tiny_vllm.outputs import RequestOutput
@@ -35,11 +34,11 @@ from tiny_vllm.sampling_params import SamplingParams
 V = 512  # the vocabulary of the models below
 
 
-# ---- class 1: tokenizer and detokenizer ------------------------------------------------------------------------
+# ---- class 1: tokenizer and detokenizer --------------------------------------------------------------------
 
 
 def test_b01_one_token_carries_half_a_character(tmp_path: Path) -> None:
-    """Right: whole text and joined pieces are the UTF-8 of all bytes; logprobs have the bytes of each token."""
+    """Right: whole text and joined pieces are the UTF-8 of all bytes; logprobs have each token's bytes."""
     said = "é你🌶ok"
     pieces = [b"\xc3", b"\xa9\xe4\xbd\xa0", b"\xf0\x9f", b"\x8c", b"\xb6o", b"k"]
     assert b"".join(pieces) == said.encode()
@@ -73,7 +72,9 @@ def test_b01_one_token_carries_half_a_character(tmp_path: Path) -> None:
     ids=["template and tokenizer", "tokenizer only", "template only"],
 )
 def test_b04_begin_token_once(template: str, add_bos: bool, chat: str, plain: str, tmp_path: Path) -> None:
-    """Right: the ids of a chat are those of the template's text alone; a completion begins as the tokenizer says."""
+    """Right: the ids of a chat are those of the template's text alone; a completion begins as the tokenizer
+    says.
+    """
     fixtures.write_fixed(tmp_path, [0.0] * 300)
     fixtures.write_byte_tokenizer(
         tmp_path, special=["<s>", "</s>"], bos="<s>", eos="</s>", add_bos=add_bos, chat_template=template
@@ -87,13 +88,15 @@ def test_b04_begin_token_once(template: str, add_bos: bool, chat: str, plain: st
     assert next(engine.start_stream("hi", greedy(1))).prompt_token_ids == ids[plain]
 
 
-# ---- class 2: sampling -----------------------------------------------------------------------------------------
+# ---- class 2: sampling -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scale", [1, 100])
 def test_b07_greedy_by_every_road(scale: int, dtype: str, tmp_path: Path) -> None:
-    """Right: temperature 0, top_k=1 and tiny top_p always take the lowest tied id; tiny temperatures take a tied one."""
+    """Right: temperature 0, top_k=1 and tiny top_p always take the lowest tied id; tiny temperatures take a
+    tied one.
+    """
     logits = np.linspace(-3, 20, 32)
     logits[[7, 9]] = 30
     engine = open_engine(fixtures.write_fixed(tmp_path, logits * scale), dtype=dtype)
@@ -133,7 +136,9 @@ def test_b07_greedy_by_every_road(scale: int, dtype: str, tmp_path: Path) -> Non
     ],
 )
 def test_b10_b12_b13_what_is_not_there_is_refused(field: str, value: Any) -> None:
-    """Right: penalties, min_tokens, logit_bias and stop texts are refused by name, never accepted and ignored."""
+    """Right: penalties, min_tokens, logit_bias and stop texts are refused by name, never accepted and
+    ignored.
+    """
     with pytest.raises(InvalidRequestError, match=field):
         SamplingParams(**{field: value})
 
@@ -171,7 +176,7 @@ def test_b11_ids_and_counts_outside_the_vocabulary(rand_folder: Path) -> None:
     assert len(whole.logprobs[0]) == V
 
 
-# ---- class 3: stopping -----------------------------------------------------------------------------------------
+# ---- class 3: stopping -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def test_b17_a_prompt_as_long_as_the_model(scheduler: str, caching: bool, rand_f
     check_all_blocks_are_back(engine)
 
 
-# ---- class 4: paged KV -----------------------------------------------------------------------------------------
+# ---- class 4: paged KV -------------------------------------------------------------------------------------
 
 B20_PROMPTS = [1, 15, 16, 17, 31, 32, 33, 48]
 B20_MAX_TOKENS = [1, 2, 15, 16, 17, 18]
@@ -245,12 +250,15 @@ def b20_expected(rand_folder: Path) -> dict[int, list[int]]:
     return {n: tokens_of(output) for n, output in zip(B20_PROMPTS, outputs, strict=True)}
 
 
-@pytest.mark.parametrize("scheduler", ["continuous", "static"])
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(
+    ("caching", "scheduler"), [(False, "continuous"), (True, "continuous"), (True, "static")]
+)
 def test_b20_every_length_around_a_block_edge(
     caching: bool, scheduler: str, rand_folder: Path, b20_expected: dict[int, list[int]]
 ) -> None:
-    """Right: the same tokens in every cell, in a pool that is just large enough; one block less shortens or refuses."""
+    """Right: the same tokens in every cell, in a pool that is just large enough; one block less shortens or
+    refuses.
+    """
     engines: dict[int, Engine] = {}
     for length in B20_PROMPTS:
         for max_tokens in B20_MAX_TOKENS:
@@ -321,7 +329,9 @@ def test_b22_equal_blocks_of_different_texts(rand_folder: Path) -> None:
 
 @pytest.mark.parametrize("length", [20, 16])
 def test_b23_n_outputs_of_one_prompt(length: int, rand_folder: Path) -> None:
-    """Right: all indices are there, children differ and repeat, in a pool that preempts as well; greedy ones agree."""
+    """Right: all indices are there, children differ and repeat, in a pool that preempts as well; greedy ones
+    agree.
+    """
     prompts = [prompt_of(length, seed=1), prompt_of(length, seed=2)]
     params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=30, logprobs=1)
     roomy = open_engine(rand_folder)
@@ -356,12 +366,14 @@ def test_b23_aborting_a_request_with_children(rand_folder: Path) -> None:
         check_all_blocks_are_back(engine)
 
 
-# ---- class 5: scheduler ----------------------------------------------------------------------------------------
+# ---- class 5: scheduler ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheduler", ["continuous", "static"])
 def test_b24_a_request_that_can_never_fit(scheduler: str, rand_folder: Path) -> None:
-    """Right: it is refused at once with need and capacity; the others finish; one that outgrows the pool ends."""
+    """Right: it is refused at once with need and capacity; the others finish; one that outgrows the pool
+    ends.
+    """
     engine = open_engine(rand_folder, num_blocks=10, scheduler=scheduler)
     a, b, c = prompt_of(50, seed=1), prompt_of(200, seed=2), prompt_of(50, seed=3)
     engine.add_request("a", a, greedy(20))
@@ -429,7 +441,9 @@ def steps_until(engine: Engine, done: Any, log: list[dict[str, RequestOutput]]) 
 
 
 def test_b25_one_long_prompt_does_not_stop_the_others(long_folder: Path) -> None:
-    """Right: who decodes gets a token in each step; a short prompt gets its first token before the long one does."""
+    """Right: who decodes gets a token in each step; a short prompt gets its first token before the long one
+    does.
+    """
     engine = open_engine(long_folder, num_blocks=400, max_num_batched_tokens=BUDGET)
     log: list[dict[str, RequestOutput]] = []
     engine.add_request("r", [1, 2, 3], greedy(500))
@@ -446,8 +460,8 @@ def test_b25_one_long_prompt_does_not_stop_the_others(long_folder: Path) -> None
 
 
 def test_b25_a_long_prompt_gets_its_turn(long_folder: Path) -> None:
-    """Right: while 400 short requests keep arriving, it ends within the bound of continuous_batching.cpp: an eighth of
-    the budget in each step.
+    """Right: while 400 short requests keep arriving, it ends within the bound of continuous_batching.cpp: an
+    eighth of the budget in each step.
     """
     engine = open_engine(long_folder, num_blocks=400, max_num_batched_tokens=BUDGET, max_num_seqs=16)
     log: list[dict[str, RequestOutput]] = []
@@ -464,7 +478,9 @@ def test_b25_a_long_prompt_gets_its_turn(long_folder: Path) -> None:
 
 
 def test_b26_the_same_request_id_twice(rand_folder: Path) -> None:
-    """Right: the second is refused, the first is unchanged; an id is free after its end; odd aborts do nothing."""
+    """Right: the second is refused, the first is unchanged; an id is free after its end; odd aborts do
+    nothing.
+    """
     engine = open_engine(rand_folder)
     alone = [exact(o) for o in solo(rand_folder, [[1, 2], [3, 4]], greedy(8))]
     engine.add_request("x", [1, 2], greedy(8))
@@ -520,12 +536,14 @@ def test_b27_nothing_to_compute(tmp_path: Path) -> None:
         bos.generate([[]], greedy(2))
 
 
-# ---- class 6: numbers ------------------------------------------------------------------------------------------
+# ---- class 6: numbers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_b33_logits_that_are_not_numbers(dtype: str, tmp_path: Path) -> None:
-    """Right: that request ends with "error" and says why; its batch mates and whoever gets its blocks do not notice."""
+    """Right: that request ends with "error" and says why; its batch mates and whoever gets its blocks do not
+    notice.
+    """
     poison = 5
     config = fixtures.RAND
     tensors = fixtures.random_tensors(config)
@@ -556,11 +574,13 @@ def test_b33_logits_that_are_not_numbers(dtype: str, tmp_path: Path) -> None:
     check_all_blocks_are_back(engine)
 
 
-# ---- class 7: weights ------------------------------------------------------------------------------------------
+# ---- class 7: weights --------------------------------------------------------------------------------------
 
 
 def test_b36_lm_head_there_or_not(tmp_path: Path) -> None:
-    """Right: tied models use the embedding whatever the file has; an untied one without lm_head is refused by name."""
+    """Right: tied models use the embedding whatever the file has; an untied one without lm_head is refused by
+    name.
+    """
     tied, untied = ({**fixtures.RAND, "tie_word_embeddings": tie} for tie in (True, False))
     silent = {key: value for key, value in tied.items() if key != "tie_word_embeddings"}
     tensors = fixtures.random_tensors(untied)
@@ -601,7 +621,7 @@ def test_b39_head_dim_is_not_hidden_by_heads(tmp_path: Path) -> None:
         run("disagreeing", {**derived, "head_dim": 64})
 
 
-# ---- class 8: the device ---------------------------------------------------------------------------------------
+# ---- class 8: the device -----------------------------------------------------------------------------------
 
 
 def test_b42_fork_with_a_running_thread_pool(rand_folder: Path) -> None:
@@ -633,7 +653,7 @@ print("fine")
 
 
 def test_b43_more_memory_than_there_is(rand_folder: Path, tmp_path: Path) -> None:
-    """Right: an error with wanted and available memory; what it took is given back, and the next start works."""
+    """Right: an error with wanted and available memory; what it took is back, and the next start works."""
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for wanted in (2 * ram, 2**50):
         with pytest.raises(
@@ -654,11 +674,13 @@ def test_b43_more_memory_than_there_is(rand_folder: Path, tmp_path: Path) -> Non
     assert len(tokens_of(open_engine(rand_folder).generate([1], greedy(3))[0])) == 3
 
 
-# ---- class 10: building and packaging --------------------------------------------------------------------------
+# ---- class 10: building and packaging ----------------------------------------------------------------------
 
 
 def test_b57_odd_paths(rand_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right: letters of any script, spaces, relative paths and symlinks name a model as well as any other path."""
+    """Right: letters of any script, spaces, relative paths and symlinks name a model as well as any other
+    path.
+    """
     expected = tokens_of(open_engine(rand_folder).generate("hi", greedy(5))[0])
     odd = tmp_path / "модель é 模型"
     fixtures.write_rand(odd)

@@ -1,8 +1,9 @@
-"""A request gets the same tokens and the same log probabilities, to the last bit, whatever else the engine does.
+"""A request gets the same tokens and the same log probabilities, to the last bit, whatever else the engine
+does.
 
-Each test runs the same requests in another way (batched, chunked, preempted, cached, on other threads) and compares
-with each request alone. This is what makes a seed worth giving, and it is the strictest test of paging and scheduling:
-a wrong slot, a stale block or a sum in another order changes some bit.
+Each test runs the same requests in another way (batched, chunked, preempted, cached, on other threads) and
+compares with each request alone. This is what makes a seed worth giving, and it is the strictest test of
+paging and scheduling: a wrong slot, a stale block or a sum in another order changes some bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import tiny_models
 from helpers import check_all_blocks_are_back, exact, finish, open_engine, prompt_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from tiny_vllm import _core
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
@@ -27,7 +27,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 def requests() -> list[Request]:
-    """Greedy and sampled, short and long, around block edges, with n > 1, and a pair with a common beginning."""
+    """Greedy and sampled, short and long, around block edges, n > 1, and a pair with a common beginning."""
 
     def params(**fields: Any) -> SamplingParams:
         return SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "logprobs": 3, **fields})
@@ -93,7 +93,9 @@ OPTIONS: dict[str, list[Any]] = {
 
 
 def pairwise(options: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """A small set of combinations that has each pair of values: take the one with the most new pairs, until none."""
+    """A small set of combinations that has each pair of values: take the one with the most new pairs, until
+    none.
+    """
     names = list(options)
 
     def pairs(values: tuple[Any, ...]) -> set[Any]:
@@ -130,7 +132,11 @@ def test_batched_chunked_and_cached(
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tiny_pool(
-    dtype: str, caching: bool, scheduler: str, folder_of: Callable[[str], Path], alone: Callable[..., list[Any]]
+    dtype: str,
+    caching: bool,
+    scheduler: str,
+    folder_of: Callable[[str], Path],
+    alone: Callable[..., list[Any]],
 ) -> None:
     """A pool of 40 blocks of 4, for requests of up to 120 tokens. Continuous batching has to preempt."""
     engine = open_engine(
@@ -178,7 +184,7 @@ def available_instruction_sets(folder: Path) -> list[str]:
 def test_arriving_one_by_one(
     dtype: str, folder_of: Callable[[str], Path], alone: Callable[..., list[Any]]
 ) -> None:
-    """A new request every second step, so that prefills and decodes share steps; one is aborted on the way."""
+    """A new request every second step: prefills and decodes share steps. One is aborted on the way."""
     engine = open_engine(folder_of(dtype), dtype=dtype, max_num_batched_tokens=24, block_size=4)
     last: dict[str, RequestOutput] = {}
     for i, (prompt, params) in enumerate(requests()):
@@ -231,14 +237,18 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
     tiny_models.write_model(name, tmp_path)
     batch = [
         (ids, SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2, seed=i, temperature=0.8))
-        for i, ids in enumerate([prompt_of(50), prompt_of(50) + [1, 2], prompt_of(70), prompt_of(5), prompt_of(50)])
+        for i, ids in enumerate(
+            [prompt_of(50), [*prompt_of(50), 1, 2], prompt_of(70), prompt_of(5), prompt_of(50)]
+        )
     ]
     one = open_engine(
         tmp_path, dtype="bfloat16", enable_prefix_caching=False, num_threads=1, max_model_len=128
     )
     expected = [exact(one.generate(*request)[0]) for request in batch]
     for options in ({"num_blocks": 40, "block_size": 4}, {"num_blocks": 100, "block_size": 16}):
-        engine = open_engine(tmp_path, dtype="bfloat16", max_num_batched_tokens=24, max_model_len=128, **options)
+        engine = open_engine(
+            tmp_path, dtype="bfloat16", max_num_batched_tokens=24, max_model_len=128, **options
+        )
         for _ in range(2):
             outputs = engine.generate([prompt for prompt, _ in batch], [params for _, params in batch])
             assert [exact(output) for output in outputs] == expected
@@ -249,10 +259,18 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bundled_model(dtype: str, bundled_folder: Path) -> None:
-    """The same with 30 layers, 9 query heads and a vocabulary of 49,152: alone, and all together in a small pool."""
+    """The same with 30 layers, 9 query heads and a vocabulary of 49,152: alone, and all together in a small
+    pool.
+    """
     batch = [
-        ("The capital of France is", SamplingParams(max_tokens=10, temperature=0.0, logprobs=3, ignore_eos=True)),
-        ("Once upon a time, there was a little girl who", SamplingParams(max_tokens=10, seed=1, logprobs=3, n=2)),
+        (
+            "The capital of France is",
+            SamplingParams(max_tokens=10, temperature=0.0, logprobs=3, ignore_eos=True),
+        ),
+        (
+            "Once upon a time, there was a little girl who",
+            SamplingParams(max_tokens=10, seed=1, logprobs=3, n=2),
+        ),
         ("1 2 3 4 5 6 7 8 9 10 11 12 13 14", SamplingParams(max_tokens=10, seed=2, top_p=0.9, logprobs=3)),
         ("The " * 60, SamplingParams(max_tokens=10, temperature=0.0, prompt_logprobs=1, ignore_eos=True)),
     ]
@@ -261,7 +279,9 @@ def test_bundled_model(dtype: str, bundled_folder: Path) -> None:
     )
     expected = [exact(one.generate(*request)[0]) for request in batch]
     del one
-    engine = open_engine(bundled_folder, dtype=dtype, num_blocks=8, max_num_batched_tokens=40, max_model_len=256)
+    engine = open_engine(
+        bundled_folder, dtype=dtype, num_blocks=8, max_num_batched_tokens=40, max_model_len=256
+    )
     outputs = engine.generate([prompt for prompt, _ in batch], [params for _, params in batch])
     assert [exact(output) for output in outputs] == expected
     check_all_blocks_are_back(engine)

@@ -5,31 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import check_all_blocks_are_back, greedy, open_engine, tokens_of
-
 from tiny_vllm.engine import Engine
 from tiny_vllm.outputs import Logprob, RequestOutput
 from tiny_vllm.tokenizer import Tokenizer
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "golden_smollm2.json").read_text("utf-8"))
+GOLDEN: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "data" / "golden_smollm2.json").read_text("utf-8")
+)
 PROMPTS: list[dict[str, Any]] = GOLDEN["prompts"]
 NEW_TOKENS = GOLDEN["oracle"]["new_tokens"]
 
 
 @pytest.fixture(scope="module")
-def float32(bundled_folder: Path) -> Iterator[Engine]:
-    yield open_engine(bundled_folder, num_blocks=400, max_model_len=2048)
+def float32(bundled_folder: Path) -> Engine:
+    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048)
 
 
 @pytest.fixture(scope="module")
-def bfloat16(bundled_folder: Path) -> Iterator[Engine]:
-    yield open_engine(bundled_folder, num_blocks=400, max_model_len=2048, dtype="bfloat16")
+def bfloat16(bundled_folder: Path) -> Engine:
+    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048, dtype="bfloat16")
 
 
 def logprob_of(row: dict[int, Logprob] | None, token: int) -> float:
@@ -42,7 +42,9 @@ def prompt_nll(output: RequestOutput) -> np.ndarray:
     rows = output.prompt_logprobs
     assert rows is not None
     assert rows[0] is None
-    return -np.array([logprob_of(row, token) for row, token in zip(rows[1:], output.prompt_token_ids[1:], strict=True)])
+    return -np.array(
+        [logprob_of(row, token) for row, token in zip(rows[1:], output.prompt_token_ids[1:], strict=True)]
+    )
 
 
 def test_the_weights_are_those_of_the_goldens(bundled_folder: Path) -> None:
@@ -76,7 +78,8 @@ def test_float32_all_prompts(float32: Engine) -> None:
 
 
 def check_float32(engine: Engine, prompts: list[dict[str, Any]]) -> None:
-    """One mixed batch. All 48 greedy ids; the five best logits after the prompt; the likelihood of the prompt.
+    """One mixed batch. All 48 greedy ids; the five best logits after the prompt; the likelihood of the
+    prompt.
 
     Logits are compared as differences to the best one, which is what log probabilities preserve.
     """
@@ -123,14 +126,14 @@ def test_chat_ends_at_the_end_of_the_turn(float32: Engine) -> None:
     assert "<|im_end|>" not in output.outputs[0].text
 
 
-# The reference's own bfloat16 never chooses another token where its float32 margin is above 0.174 (hf_bf16_summary).
-# Twice that leaves room for another order of rounding.
+# The reference's own bfloat16 never chooses another token where its float32 margin is above 0.174
+# (hf_bf16_summary). Twice that leaves room for another order of rounding.
 CLEAR_MARGIN = 0.35
 
 
 @pytest.mark.slow
 def test_bfloat16_teacher_forced(bfloat16: Engine) -> None:
-    """Fed the reference's continuation, bfloat16 finds the same best token wherever the reference was sure."""
+    """Fed the reference's continuation, bfloat16 finds the same best token where the reference was sure."""
     fed = [p["prompt_ids"] + p["greedy_ids"] for p in PROMPTS]
     outputs = bfloat16.generate(fed, greedy(1, prompt_logprobs=1))
     clear = 0

@@ -12,7 +12,6 @@ import fixtures
 import numpy as np
 import pytest
 from helpers import greedy, open_engine, tokens_of
-
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.sampling_params import SamplingParams
@@ -30,7 +29,7 @@ def probabilities(logits: Sequence[float], temperature: float = 1.0) -> np.ndarr
 def filtered(
     logits: Sequence[float], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
-    """The distribution to draw from, by the definitions: temperature, min_p, top_k, top_p over what is left."""
+    """What to draw from, by the definitions: temperature, min_p, top_k, then top_p over what is left."""
     p = probabilities(logits, temperature)
     p[p < min_p * p.max()] = 0
     order = np.argsort(-p, kind="stable")  # of equals the lower id comes first
@@ -57,11 +56,13 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[float]
 
 def draws(engine: Engine, count: int, **fields: Any) -> list[int]:
     """Independent draws: eight sequences with a seed each."""
-    params = [SamplingParams(seed=100 + i, max_tokens=count // 8, ignore_eos=True, **fields) for i in range(8)]
+    params = [
+        SamplingParams(seed=100 + i, max_tokens=count // 8, ignore_eos=True, **fields) for i in range(8)
+    ]
     return [token for output in engine.generate([[0]] * 8, params) for token in tokens_of(output)]
 
 
-# ---- logits and their probabilities ----------------------------------------------------------------------------
+# ---- logits and their probabilities ------------------------------------------------------------------------
 
 
 def test_the_fixed_model_has_these_logits(fixed: Callable[..., Engine]) -> None:
@@ -80,7 +81,9 @@ def test_the_fixed_model_has_these_logits(fixed: Callable[..., Engine]) -> None:
 @pytest.mark.parametrize("fields", [{"temperature": 3.0}, {"top_k": 2}, {"top_p": 0.2}, {"min_p": 0.9}])
 def test_logprobs_are_of_the_raw_logits(fields: dict[str, Any], fixed: Callable[..., Engine]) -> None:
     """Not of the filtered ones, and with the rank of the chosen token in the whole vocabulary."""
-    output = fixed().generate([0], SamplingParams(seed=3, max_tokens=50, ignore_eos=True, logprobs=1, **fields))[0]
+    output = fixed().generate(
+        [0], SamplingParams(seed=3, max_tokens=50, ignore_eos=True, logprobs=1, **fields)
+    )[0]
     completion = output.outputs[0]
     assert completion.logprobs is not None
     raw = np.log(probabilities(LOGITS))
@@ -100,7 +103,7 @@ def test_logprobs_zero_reports_the_chosen_token_only(fixed: Callable[..., Engine
     assert [list(row) for row in completion.logprobs] == [[t] for t in completion.token_ids]
 
 
-# ---- which tokens may be drawn ---------------------------------------------------------------------------------
+# ---- which tokens may be drawn -----------------------------------------------------------------------------
 
 FILTERS: list[dict[str, Any]] = [
     {},
@@ -128,8 +131,8 @@ def label(fields: dict[str, Any]) -> str:
 def test_filters_and_frequencies(fields: dict[str, Any], fixed: Callable[..., Engine]) -> None:
     """4,000 draws: exactly the tokens that the definitions keep, as often as they should be (chi-square).
 
-    The seeds are fixed, so that the test always has the same outcome. A right sampler exceeds the bound, the 99.99th
-    percentile, for one choice of seeds in 10,000.
+    The seeds are fixed, so that the test always has the same outcome. A right sampler exceeds the bound, the
+    99.99th percentile, for one choice of seeds in 10,000.
     """
     expected = filtered(LOGITS, **{**fields, "top_k": max(fields.get("top_k", 0), 0)})
     count = Counter(draws(fixed(), 4000, **fields))
@@ -141,7 +144,7 @@ def test_filters_and_frequencies(fields: dict[str, Any], fixed: Callable[..., En
 
 
 def chi_square_bound(degrees: int) -> float:
-    """99.99th percentile by Wilson and Hilferty's approximation (PNAS 17, 1931), a little above the true one."""
+    """99.99th percentile, by Wilson and Hilferty's approximation (PNAS 17, 1931) and a little more."""
     if degrees == 0:
         return 0.0
     z = 3.719
@@ -151,7 +154,16 @@ def chi_square_bound(degrees: int) -> float:
 def test_top_p_keeps_the_token_that_crosses_the_border(fixed: Callable[..., Engine]) -> None:
     """Probabilities 1/2, 1/4, 1/8, 1/16, 1/16: for each border the least set whose sum reaches it."""
     engine = fixed([math.log(p) for p in (0.5, 0.25, 0.125, 0.0625, 0.0625)])
-    for top_p, kept in ((0.4, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.874, 3), (0.876, 4), (0.94, 5), (1.0, 5)):
+    for top_p, kept in (
+        (0.4, 1),
+        (0.51, 2),
+        (0.74, 2),
+        (0.76, 3),
+        (0.874, 3),
+        (0.876, 4),
+        (0.94, 5),
+        (1.0, 5),
+    ):
         assert set(draws(engine, 1600, top_p=top_p)) == set(range(kept)), top_p
 
 
@@ -177,7 +189,7 @@ def test_a_large_vocabulary(fixed: Callable[..., Engine]) -> None:
     assert max(draws(engine, 4000, top_p=0.9)) in range(1700, 1800)
 
 
-# ---- the draw itself -------------------------------------------------------------------------------------------
+# ---- the draw itself ---------------------------------------------------------------------------------------
 
 
 def philox(counter: list[int], key: int) -> list[int]:
@@ -199,18 +211,24 @@ def test_philox_known_answers() -> None:
 
 
 def race(p: np.ndarray, seed: int, position: int) -> int:
-    """argmax of p / e with e ~ Exp(1): token i takes word i % 4 of block i // 4 of the stream (seed, position)."""
+    """argmax of p / e with e ~ Exp(1): token i takes word i % 4 of block i // 4 of the stream (seed,
+    position).
+    """
     words = [w for block in range(-(-len(p) // 4)) for w in philox([block, position, 0, 0], seed)]
     e = [-math.log((w + 0.5) / 2**32) for w in words[: len(p)]]
     return int(np.argmax(p / e))
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.6, "top_k": 7}, {"min_p": 0.1, "top_p": 0.8}], ids=label)
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 0.6, "top_k": 7}, {"min_p": 0.1, "top_p": 0.8}], ids=label
+)
 def test_every_draw_is_the_documented_race(fields: dict[str, Any], fixed: Callable[..., Engine]) -> None:
     """Token for token what the definition says, for two sequences: output i draws from seed + i."""
     p = filtered(LOGITS, **fields)
     seed = 2**40 + 7
-    output = fixed().generate([1, 2, 3], SamplingParams(n=2, seed=seed, max_tokens=60, ignore_eos=True, **fields))[0]
+    output = fixed().generate(
+        [1, 2, 3], SamplingParams(n=2, seed=seed, max_tokens=60, ignore_eos=True, **fields)
+    )[0]
     for completion in output.outputs:
         expected = [race(p, seed + completion.index, position) for position in range(3, 63)]
         assert completion.token_ids == expected
@@ -235,7 +253,7 @@ def test_seeds(rand_folder: Path) -> None:
     assert run(0, -1) != run(0, 1)  # a negative seed is one of its own
 
 
-# ---- values that no request may have ---------------------------------------------------------------------------
+# ---- values that no request may have -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,17 @@ from typing import Any
 
 import fixtures
 import pytest
-from helpers import check_all_blocks_are_back, exact, finish, greedy, open_engine, prompt_of, python_process, solo, tokens_of
-
+from helpers import (
+    check_all_blocks_are_back,
+    exact,
+    finish,
+    greedy,
+    open_engine,
+    prompt_of,
+    python_process,
+    solo,
+    tokens_of,
+)
 from tiny_vllm.engine import Engine
 from tiny_vllm.sampling_params import SamplingParams
 
@@ -84,13 +93,15 @@ def test_other_threads_run_while_weights_load(tmp_path: Path) -> None:
     """100 million random weights."""
     fixtures.write_json(
         tmp_path / "config.json",
-        fixtures.llama_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=10_000),
+        fixtures.llama_config(
+            hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=10_000
+        ),
     )
     assert Counter().during(lambda: open_engine(tmp_path, load_format="dummy", dtype="bfloat16")) > BY_CHANCE
 
 
 def test_two_threads_generate_on_one_engine(rand_folder: Path) -> None:
-    """Each gets what it would get alone, over and over, while a third one streams and a fourth one watches."""
+    """Each gets what it would get alone, again and again, while a third streams and a fourth watches."""
     prompts = [[prompt_of(3 + 7 * i, seed=10 * t + i) for i in range(3)] for t in range(3)]
     params = SamplingParams(seed=1, max_tokens=12, logprobs=1)
     alone = [[exact(o) for o in solo(rand_folder, batch, params)] for batch in prompts]
@@ -184,7 +195,7 @@ def test_an_engine_that_goes_away_with_its_requests(rand_folder: Path) -> None:
         gc.collect()
 
 
-# ---- Ctrl-C ----------------------------------------------------------------------------------------------------
+# ---- Ctrl-C ------------------------------------------------------------------------------------------------
 
 
 class InterruptedCore:
@@ -262,6 +273,8 @@ from pathlib import Path
 from helpers import check_all_blocks_are_back, exact, greedy, open_engine, prompt_of, solo, tokens_of
 folder = Path({folder!r})
 prompts = [prompt_of(10, seed=i) for i in range(4)]
+long_prompts = [prompt_of(1000, seed=i) for i in range(9)]
+forever = greedy(1000, ignore_eos=True)
 engine = open_engine(folder)
 
 def ready(*_):
@@ -278,16 +291,16 @@ else:
     sys.exit("no KeyboardInterrupt")
 assert not engine.has_unfinished_requests()
 check_all_blocks_are_back(engine)
-assert [exact(o) for o in engine.generate(prompts, greedy(5))] == [exact(o) for o in solo(folder, prompts, greedy(5))]
+outputs = engine.generate(prompts, greedy(5))
+assert [exact(o) for o in outputs] == [exact(o) for o in solo(folder, prompts, greedy(5))]
 print("fine")
 """
 
 SIGINT_CALLS = {
-    "generate": "[engine.generate(prompts, greedy(1000, ignore_eos=True), progress=ready) for _ in range(1000)]",
-    "stream": "[ready() for _ in range(1000) for _ in engine.stream(prompts[0], greedy(1000, ignore_eos=True))]",
-    "one long step": "[engine.generate([prompt_of(1000, seed=i) for i in range(9)], greedy(1), progress=ready)"
-    " for i in range(1000)]",
-    "load": "[open_engine(folder, progress=ready) for _ in range(10000)]",
+    "generate": "while True: engine.generate(prompts, forever, progress=ready)",
+    "stream": "[ready() for _ in range(1000) for _ in engine.stream(prompts[0], forever)]",
+    "long prompts": "while True: engine.generate(long_prompts, greedy(1), progress=ready)",
+    "load": "while True: open_engine(folder, progress=ready)",
 }
 
 
@@ -296,7 +309,11 @@ def test_sigint(what: str, rand_folder: Path) -> None:
     """A real Ctrl-C, in a process of its own: KeyboardInterrupt, and the engine is as good as before."""
     script = SIGINT_SCRIPT.format(folder=str(rand_folder), call=SIGINT_CALLS[what])
     process = subprocess.Popen(
-        python_process(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        python_process(script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
@@ -313,7 +330,9 @@ def test_loading_sees_signals_without_a_progress_callback(tmp_path: Path) -> Non
     """A timer goes off during a load of 400 million random weights; its handler ends the load."""
     fixtures.write_json(
         tmp_path / "config.json",
-        fixtures.llama_config(hidden_size=2048, intermediate_size=8192, num_hidden_layers=6, vocab_size=10_000),
+        fixtures.llama_config(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=6, vocab_size=10_000
+        ),
     )
 
     def handler(*_: object) -> None:

@@ -1,4 +1,6 @@
-"""The engine against transformers' numbers for the 29 tiny models of tiny_models.py, one architectural edge case each."""
+"""The engine against transformers' numbers for the 29 tiny models of tiny_models.py, one architectural edge
+case each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 import tiny_models
 from helpers import check_all_blocks_are_back, greedy, open_engine, tokens_of
-
 from tiny_vllm.outputs import Logprob
 
 GOLDEN: dict[str, Any] = tiny_models.load_golden()["models"]
@@ -44,14 +45,16 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def model_len(name: str) -> dict[str, int]:
-    """Room for the longest prompt and its output: a dynamic rope goes past what config.json promises only if told."""
+    """Room for the longest prompt and its output: a dynamic rope goes past what config.json promises only if
+    told.
+    """
     longest = max(p["n"] for p in GOLDEN[name]["prompts"])
     return {"max_model_len": longest + NEW_TOKENS}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_float32_matches_transformers(name: str, folder_of: Callable[[str], Path]) -> None:
-    """All prompts as one batch: greedy ids exactly, and the log probability of each token of the vocabulary."""
+    """All prompts as one batch: greedy ids exactly, and the log probabilities of the whole vocabulary."""
     entry = GOLDEN[name]
     engine = open_engine(folder_of(name), **model_len(name))
     V = engine.info()["vocab_size"]
@@ -88,8 +91,8 @@ def test_chunks_and_blocks_change_nothing(
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_bfloat16_is_as_close_as_bfloat16_can_be(name: str, folder_of: Callable[[str], Path]) -> None:
-    """Within twice of what transformers' own bfloat16 differs from its float32: two computations that round at
-    different places may each be that far off, in opposite directions.
+    """Within twice of what transformers' own bfloat16 differs from its float32: two computations that round
+    at different places may each be that far off, in opposite directions.
     """
     entry = GOLDEN[name]
     engine = open_engine(folder_of(name), dtype="bfloat16", **model_len(name))

@@ -1,4 +1,6 @@
-"""The engine beside Hugging Face transformers on the same folder, in float32 on the CPU. Needs the extra `hf`."""
+"""The engine beside Hugging Face transformers on the same folder, in float32 on the CPU. Needs the extra
+`hf`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ import numpy.typing as npt
 import pytest
 import tiny_models
 from helpers import greedy, open_engine, prompt_of, tokens_of
-
 from tiny_vllm.engine import Engine
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.tokenizer import Tokenizer
@@ -83,7 +84,9 @@ def all_rows(engine: Engine, ids: Sequence[int]) -> Floats:
 
 
 def test_b30_rotary_layout(rand_folder: Path, reference: Callable[..., Reference]) -> None:
-    """Every position of a prompt of 200 tokens, as one prefill, in small chunks, and token by token as decodes are."""
+    """Every position of a prompt of 200 tokens, as one prefill, in small chunks, and token by token as
+    decodes are.
+    """
     ids = prompt_of(200)
     expected = reference(rand_folder).logprobs(ids)
     for options in ({}, {"max_num_batched_tokens": 24}, {"max_num_batched_tokens": 1, "block_size": 4}):
@@ -134,11 +137,15 @@ def test_tiny_models(name: str, tmp_path: Path, reference: Callable[..., Referen
     expected = reference(tmp_path).logprobs(ids)
     np.testing.assert_allclose(all_rows(engine, ids), expected, rtol=0, atol=TOLERANCE)
     # A fresh model: dynamic rope keeps the longest length it has seen.
-    assert tokens_of(engine.generate(ids, greedy(24, ignore_eos=True))[0]) == reference(tmp_path).greedy(ids, 24)
+    assert tokens_of(engine.generate(ids, greedy(24, ignore_eos=True))[0]) == reference(tmp_path).greedy(
+        ids, 24
+    )
 
 
 def test_b04_begin_tokens(tmp_path: Path, transformers: Any) -> None:
-    """The ids of a conversation and of a completion, with and without begin tokens in the template and tokenizer."""
+    """The ids of a conversation and of a completion, with and without begin tokens in the template and
+    tokenizer.
+    """
     messages = [{"role": "user", "content": "hi <s> there"}]
     for number, (template, add_bos) in enumerate(
         (template, add_bos)
@@ -152,12 +159,14 @@ def test_b04_begin_tokens(tmp_path: Path, transformers: Any) -> None:
             folder, special=["<s>", "</s>"], bos="<s>", eos="</s>", add_bos=add_bos, chat_template=template
         )
         mine, theirs = Tokenizer.from_folder(folder), transformers.AutoTokenizer.from_pretrained(folder)
-        chat = theirs.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        chat = theirs.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
         assert mine.encode_chat(messages) == chat
         assert mine.encode("hi <s> there") == theirs("hi <s> there")["input_ids"]
 
 
-# ---- Llama 3.2 -------------------------------------------------------------------------------------------------
+# ---- Llama 3.2 ---------------------------------------------------------------------------------------------
 
 # config.json of meta-llama/Llama-3.2-1B-Instruct.
 LLAMA_32_1B: dict[str, Any] = {
@@ -197,8 +206,8 @@ LLAMA_32_1B: dict[str, Any] = {
 def write_large(folder: Path, config: dict[str, Any], shards: int) -> None:
     """Random bfloat16 weights, never more than one tensor of them in memory.
 
-    Drawing a billion normal numbers would take longer than the test: all tensors are cut out of one strip of ten
-    million, each from another place.
+    Drawing a billion normal numbers would take longer than the test: all tensors are cut out of one strip of
+    ten million, each from another place.
     """
     strip = np.random.default_rng(0).standard_normal(10_000_019, dtype=np.float32)
 
@@ -279,9 +288,7 @@ def test_llama3_rope_past_8192(tmp_path: Path, reference: Callable[..., Referenc
     output = engine.generate(ids, greedy(12, logprobs=512, prompt_logprobs=3))[0]
     assert tokens_of(output) == model.greedy(ids, 12)
     first = (output.outputs[0].logprobs or [])[0]
-    np.testing.assert_allclose(
-        [first[i].logprob for i in range(512)], expected[-1], rtol=0, atol=TOLERANCE
-    )
+    np.testing.assert_allclose([first[i].logprob for i in range(512)], expected[-1], rtol=0, atol=TOLERANCE)
     for position, row in enumerate((output.prompt_logprobs or [])[1:]):
         assert row is not None
         np.testing.assert_allclose(
