@@ -73,8 +73,7 @@ def run(
     """Complete prompts, or answer them with --chat."""
     texts = list(prompts or [])
     if file is not None:
-        lines = (sys.stdin if str(file) == "-" else file.open(encoding="utf-8")).read().splitlines()
-        texts += [line for line in lines if line.strip()]
+        texts += [line for line in _read(file).splitlines() if line.strip()]
     if not texts:
         raise typer.BadParameter("give a prompt, or --file FILE")
     params = SamplingParams(
@@ -87,19 +86,29 @@ def run(
         _run_batch(engine, texts, chat, params)
 
 
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--file") from None
+
+
 def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> None:
+    outputs = engine.start_stream([{"role": "user", "content": text}] if chat else text, params)
     if not chat:
         print(text, end="", flush=True)
     shown = 0
     output: RequestOutput | None = None
     at_first_token: dict[str, int | float] = {}
-    for output in engine.start_stream([{"role": "user", "content": text}] if chat else text, params):
+    for output in outputs:
         at_first_token = at_first_token or engine.metrics()
         answer = output.outputs[0].text
         print(answer[shown:], end="", flush=True)
         shown = len(answer)
     print()
     assert output is not None and output.metrics is not None
+    if output.outputs[0].finish_reason == "error":
+        raise Error(str(output.outputs[0].stop_reason))
     times = output.metrics
     assert times.first_token_time is not None and times.finished_time is not None
     generated = len(output.outputs[0].token_ids)
