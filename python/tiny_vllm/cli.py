@@ -8,11 +8,18 @@ import time
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
@@ -41,7 +48,9 @@ def _with_engine_options(command: Any) -> Any:
             continue
         kind: Any = Literal[f.metadata["choices"]] if f.metadata["choices"] else hints[f.name]
         kind = Annotated[kind, typer.Option(help=f.metadata["doc"], rich_help_panel="Engine")]
-        flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kind))
+        flags.append(
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kind)
+        )
     command.__signature__ = signature.replace(parameters=[*own, *flags])
     return command
 
@@ -51,23 +60,33 @@ def _load(model: str | None, options: dict[str, Any]) -> Engine:
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True
     ) as bar:
         task = bar.add_task("Loading weights", total=None)
-        return Engine(model, progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
+        return Engine(
+            model, progress=lambda done, total: bar.update(task, completed=done, total=total), **options
+        )
 
 
 @app.command()
 @_with_engine_options
 def run(
-    prompts: Annotated[Optional[list[str]], typer.Argument(help="One prompt is streamed; several run as one batch.")] = None,
-    file: Annotated[Optional[Path], typer.Option("--file", "-f", help="Read more prompts from a file, one a line.")] = None,
-    model: Annotated[
-        Optional[str], typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="One prompt is streamed; several run as one batch.")
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message: use the chat template.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read more prompts from a file, one a line.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message: use the chat template.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")
+    ] = 1.0,
     top_k: Annotated[int, typer.Option(help="Draw from this many likeliest tokens; 0 is all.")] = 0,
-    sampling_seed: Annotated[Optional[int], typer.Option(help="Makes sampling repeatable.")] = None,
+    sampling_seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     **options: Any,
 ) -> None:
     """Complete prompts, or answer them with --chat."""
@@ -106,11 +125,13 @@ def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> N
         print(answer[shown:], end="", flush=True)
         shown = len(answer)
     print()
-    assert output is not None and output.metrics is not None
+    assert output is not None
+    assert output.metrics is not None
     if output.outputs[0].finish_reason == "error":
         raise Error(str(output.outputs[0].stop_reason))
     times = output.metrics
-    assert times.first_token_time is not None and times.finished_time is not None
+    assert times.first_token_time is not None
+    assert times.finished_time is not None
     generated = len(output.outputs[0].token_ids)
     # Decode speed: the first token belongs to the prefill.
     seconds = times.finished_time - times.first_token_time
@@ -118,13 +139,19 @@ def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> N
     first = f"first after {times.first_token_time - times.arrival_time:.2f} s"
     if generated == 1:  # there was no decode step to time
         seconds, bytes_read = times.finished_time - times.arrival_time, engine.metrics()["bytes_read"]
-    _print_figures(engine, len(output.prompt_token_ids), generated, max(generated - 1, 1), seconds, bytes_read, first)
+    _print_figures(
+        engine, len(output.prompt_token_ids), generated, max(generated - 1, 1), seconds, bytes_read, first
+    )
 
 
 def _run_batch(engine: Engine, texts: list[str], chat: bool, params: SamplingParams) -> None:
     start = time.monotonic()
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     ) as bar:
         task = bar.add_task("Requests", total=len(texts))
 
@@ -132,23 +159,39 @@ def _run_batch(engine: Engine, texts: list[str], chat: bool, params: SamplingPar
             bar.update(task, completed=done, total=total)
 
         if chat:
-            outputs = engine.chat([[{"role": "user", "content": t}] for t in texts], params, progress=progress)
+            outputs = engine.chat(
+                [[{"role": "user", "content": t}] for t in texts], params, progress=progress
+            )
         else:
             outputs = engine.generate(texts, params, progress=progress)
     seconds = time.monotonic() - start
-    for text, output in zip(texts, outputs):
+    for text, output in zip(texts, outputs, strict=True):
         print(f"--- {text}")
         completion = output.outputs[0]
-        print(completion.text if completion.finish_reason != "error" else f"(refused: {completion.stop_reason})")
+        print(
+            completion.text if completion.finish_reason != "error" else f"(refused: {completion.stop_reason})"
+        )
     prompt_tokens = sum(len(o.prompt_token_ids) for o in outputs)
     generated = sum(len(o.outputs[0].token_ids) for o in outputs)
     _print_figures(
-        engine, prompt_tokens, generated, generated, seconds, engine.metrics()["bytes_read"], f"{len(texts)} requests"
+        engine,
+        prompt_tokens,
+        generated,
+        generated,
+        seconds,
+        engine.metrics()["bytes_read"],
+        f"{len(texts)} requests",
     )
 
 
 def _print_figures(
-    engine: Engine, prompt_tokens: int, generated: int, timed: int, seconds: float, bytes_read: float, first: str
+    engine: Engine,
+    prompt_tokens: int,
+    generated: int,
+    timed: int,
+    seconds: float,
+    bytes_read: float,
+    first: str,
 ) -> None:
     """The last line. GB/s counts weights once a step and keys and values once a request and step."""
     rate = bytes_read / seconds / 1e9
@@ -172,7 +215,7 @@ _SCENARIOS = {  # name: (prompts, tokens of each, tokens to generate)
 @_with_engine_options
 def bench(
     scenario: Annotated[str, typer.Argument(help=f"One of {', '.join(_SCENARIOS)}.")] = "decode-1",
-    model: Annotated[Optional[str], typer.Option(help="As for run.")] = None,
+    model: Annotated[str | None, typer.Option(help="As for run.")] = None,
     **options: Any,
 ) -> None:
     """Run a named load once warm, and print its speed. What nsys.sh and ncu.sh profile."""
@@ -183,7 +226,8 @@ def bench(
     vocab_size = engine.info()["vocab_size"]
     prompts = [[(7919 * i + 104729 * r) % vocab_size for i in range(prompt_tokens)] for r in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-    engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))  # threads, pages
+    # Threads, pages.
+    engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     before = engine.metrics()
     start = time.monotonic()
     engine.generate(prompts, params)
@@ -217,5 +261,3 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-
-

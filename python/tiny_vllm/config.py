@@ -1,4 +1,4 @@
-"""Every option of the engine, once: name, default, meaning. The CLI, `Engine(...)` and the docs derive from here."""
+"""Every option of the engine, once: name, default, meaning. The CLI, `Engine` and the docs derive from it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ _MOST = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of :class:`tiny_vllm.Engine`. Names are vLLM's where vLLM has one. Unknown names raise TypeError.
+    """Options of :class:`tiny_vllm.Engine`. Names are vLLM's where it has one. Unknown ones raise TypeError.
 
     Raises:
-        InvalidRequestError: an option has the wrong type or is not one of its choices. Ranges that depend on the
-            model or the machine are checked when the engine starts.
+        InvalidRequestError: an option has the wrong type or is not one of its choices. Ranges that depend on
+            the model or the machine are checked when the engine starts.
     """
 
     device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
-    dtype: str = _option("auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32"))
-    load_format: str = _option("auto", "auto reads the folder's weights, dummy makes random ones", ("auto", "dummy"))
-    max_model_len: int | None = _option(None, "most tokens of one request, prompt and output; default: the model's limit")
+    dtype: str = _option(
+        "auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32")
+    )
+    load_format: str = _option(
+        "auto", "auto reads the folder's weights, dummy makes random ones", ("auto", "dummy")
+    )
+    max_model_len: int | None = _option(
+        None, "most tokens of one request, prompt and output; default: the model's limit"
+    )
     max_num_seqs: int = _option(64, "most requests that run at once")
     max_num_batched_tokens: int = _option(512, "most tokens computed in one step")
     block_size: int = _option(16, "tokens in a block of the KV cache")

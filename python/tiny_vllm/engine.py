@@ -1,4 +1,4 @@
-"""The engine as Python sees it: text in, text out, around the C++ core that turns token ids into token ids."""
+"""The engine as Python sees it: text in, text out, around the C++ core that turns ids into ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
@@ -20,7 +20,8 @@ from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 from tiny_vllm.sampling_params import SamplingParams
 from tiny_vllm.tokenizer import Tokenizer, load_generation_config
 
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]  # text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
+# Text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 Progress = Callable[[int, int], None]  # called with (done, in all)
 
@@ -28,13 +29,16 @@ Progress = Callable[[int, int], None]  # called with (done, in all)
 class _Request:
     """What Python keeps of an unfinished request: its growing output, and who waits for it."""
 
-    def __init__(self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer | None, owned: bool) -> None:
+    def __init__(
+        self, output: RequestOutput, params: SamplingParams, tokenizer: Tokenizer | None, owned: bool
+    ) -> None:
         self.output = output
         self.params = params
         self.tokenizer = tokenizer
         self.owned = owned  # by generate() or stream(), not to be reported by step()
         self.detokenizers = [
-            Detokenizer(tokenizer, output.prompt_token_ids) if tokenizer is not None else None for _ in range(params.n)
+            Detokenizer(tokenizer, output.prompt_token_ids) if tokenizer is not None else None
+            for _ in range(params.n)
         ]
 
     def apply(self, step: _core.StepOutput) -> None:
@@ -46,14 +50,22 @@ class _Request:
         if metrics.first_token_time is None:
             metrics.first_token_time = now
             self.output.num_cached_tokens = step.num_cached_tokens
-        if step.index == 0 and self.params.prompt_logprobs is not None and self.output.prompt_logprobs is None:
-            self.output.prompt_logprobs = [None, *(self._logprob_dict(entry) for entry in step.prompt_logprobs)]
+        if (
+            step.index == 0
+            and self.params.prompt_logprobs is not None
+            and self.output.prompt_logprobs is None
+        ):
+            self.output.prompt_logprobs = [
+                None,
+                *(self._logprob_dict(entry) for entry in step.prompt_logprobs),
+            ]
 
         detokenizer = self.detokenizers[step.index]
         if step.token >= 0:
             completion.token_ids.append(step.token)
             if self.params.logprobs is not None:
-                assert completion.logprobs is not None and completion.cumulative_logprob is not None
+                assert completion.logprobs is not None
+                assert completion.cumulative_logprob is not None
                 completion.logprobs.append(self._logprob_dict(step.logprobs))
                 completion.cumulative_logprob += step.logprobs[0].logprob
             if detokenizer is not None and step.finish_reason != "stop":  # the token that stops is not shown
@@ -87,7 +99,8 @@ class Engine:
     """Runs one model.
 
     Args:
-        model: a folder in Hugging Face's layout, a ``.gguf`` file, or a Hub id; None takes the bundled small model.
+        model: a folder in Hugging Face's layout, a ``.gguf`` file, or a Hub id; None takes the bundled small
+            model.
         revision: branch, tag or commit of a Hub id.
         hf_token: access token for the Hub; default: the one that ``huggingface_hub`` finds.
         progress: called with (bytes done, bytes in all) while weights load.
@@ -116,7 +129,9 @@ class Engine:
             raise TypeError(f"Engine() has no option {', '.join(map(repr, unknown))}")
         self.config = EngineConfig(**options)
         self.model_folder = resolve_model(model, revision=revision, token=hf_token)
-        self.tokenizer = Tokenizer.from_folder(self.model_folder) if _has_tokenizer(self.model_folder) else None
+        self.tokenizer = (
+            Tokenizer.from_folder(self.model_folder) if _has_tokenizer(self.model_folder) else None
+        )
         self._generation_config = load_generation_config(self.model_folder, self.tokenizer)
         config_file = self.model_folder / "config.json"
         try:
@@ -161,19 +176,21 @@ class Engine:
             setattr(options, name, getattr(c, name))
         return options
 
-    # ---- the loop that everything else is made of --------------------------------------------------------------
+    # ---- the loop that everything else is made of ----------------------------------------------------------
 
-    def add_request(self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
+    def add_request(
+        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> None:
         """Queues a request; :meth:`step` reports it.
 
         Raises:
-            InvalidRequestError: the id is in use, the prompt is empty or can never fit, or a parameter is out of
-                range. Other requests are not disturbed.
+            InvalidRequestError: the id is in use, the prompt is empty or can never fit, or a parameter is out
+                of range. Other requests are not disturbed.
         """
         self._add(request_id, prompt, sampling_params, owned=False)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; returns the requests of :meth:`add_request` that it moved on, with all they have so far."""
+        """Runs one step; returns the requests of :meth:`add_request` that it moved on, with all they have."""
         with self._turn, self._lock:
             return [r.snapshot() for r in self._run_step() if not r.owned]
 
@@ -193,7 +210,7 @@ class Engine:
         """Whether :meth:`step` has work to do."""
         return bool(self._requests)
 
-    # ---- whole answers -------------------------------------------------------------------------------------------
+    # ---- whole answers -------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -205,20 +222,22 @@ class Engine:
         """Completes one or several prompts as one batch, and returns them in order when all are done.
 
         Args:
-            prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list of these.
+            prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list of
+                these.
             sampling_params: for all prompts, or one for each. Default: :meth:`default_sampling_params`.
             progress: called with (requests finished, requests in all).
 
         Raises:
-            InvalidRequestError: none of the prompts can be run; the first reason is given. When only some cannot,
-                the others run, and a refused one's output has ``finish_reason="error"`` and the message in
-                ``stop_reason``.
+            InvalidRequestError: none of the prompts can be run; the first reason is given. When only some
+                cannot, the others run, and a refused one's output has ``finish_reason="error"`` and the
+                message in ``stop_reason``.
         """
-        batch: list[Prompt] = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[list-item,arg-type]
+        batch: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         if isinstance(sampling_params, Sequence):
             if len(sampling_params) != len(batch):
                 raise InvalidRequestError(
-                    f"sampling_params has {len(sampling_params)} entries for {len(batch)} prompts; give one, or one each"
+                    f"sampling_params has {len(sampling_params)} entries for {len(batch)} prompts; "
+                    "give one, or one each"
                 )
             params = list(sampling_params)
         else:
@@ -227,7 +246,7 @@ class Engine:
         outputs: list[RequestOutput] = []
         errors: list[InvalidRequestError] = []
         try:
-            for prompt, p in zip(batch, params):
+            for prompt, p in zip(batch, params, strict=True):
                 request_id = self._new_id()
                 try:
                     outputs.append(self._add(request_id, prompt, p, owned=True).output)
@@ -247,7 +266,8 @@ class Engine:
             if progress is not None:
                 progress(len(outputs), len(outputs))
         except BaseException:
-            for output in outputs:  # Ctrl-C, a callback that raises: the engine stays usable, its blocks come back
+            # Ctrl-C, a callback that raises: the engine stays usable, its blocks come back.
+            for output in outputs:
                 if not output.finished:
                     self.abort_request(output.request_id)
             raise
@@ -264,14 +284,15 @@ class Engine:
         """Answers one conversation, or several as one batch. The model's own chat template makes the prompts.
 
         Raises:
-            InvalidRequestError: as :meth:`generate`; the model has no chat template, or messages are malformed.
+            InvalidRequestError: as :meth:`generate`; the model has no chat template, or messages are
+                malformed.
         """
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
         prompts = [self._chat_prompt(conversation, add_generation_prompt) for conversation in conversations]
         return self.generate(prompts, sampling_params, progress=progress)
 
-    # ---- text as it comes ----------------------------------------------------------------------------------------
+    # ---- text as it comes ----------------------------------------------------------------------------------
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
@@ -305,7 +326,7 @@ class Engine:
     def start_stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Like :meth:`stream`, but yields the growing :class:`RequestOutput` after each step that moved it on."""
+        """Like :meth:`stream`, but yields the growing :class:`RequestOutput` after each step of it."""
         if isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             prompt = self._chat_prompt(prompt, add_generation_prompt=True)  # type: ignore[arg-type]
         request_id = self._new_id()
@@ -328,12 +349,17 @@ class Engine:
 
         return _Stream(outputs(), lambda: self.abort_request(request_id))
 
-    # ---- what a person may want to know --------------------------------------------------------------------------
+    # ---- what a person may want to know --------------------------------------------------------------------
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json asks for, vLLM's defaults elsewhere."""
         g = self._generation_config
-        wanted = {"temperature": g.temperature, "top_p": g.top_p, "top_k": g.top_k, "min_p": g.min_p}
+        wanted: dict[str, Any] = {
+            "temperature": g.temperature,
+            "top_p": g.top_p,
+            "top_k": g.top_k,
+            "min_p": g.min_p,
+        }
         return SamplingParams(**{name: value for name, value in wanted.items() if value is not None})
 
     def metrics(self) -> dict[str, int | float]:
@@ -345,7 +371,7 @@ class Engine:
         """What does not change: device, model, sizes in bytes and tokens."""
         return self._core.info()
 
-    # ---- inside ----------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _run_step(self) -> list[_Request]:
         """One step of the core; returns the requests it moved on. The caller holds the lock."""
@@ -383,7 +409,12 @@ class Engine:
             for i in range(min(params.n, self.config.max_num_seqs))  # a larger n is refused below
         ]
         output = RequestOutput(
-            request_id, text, ids, completions, finished=False, metrics=RequestMetrics(arrival_time=time.monotonic())
+            request_id,
+            text,
+            ids,
+            completions,
+            finished=False,
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
         )
         with self._turn, self._lock:
             self._core.add_request(request_id, ids, params.to_core())
@@ -396,20 +427,28 @@ class Engine:
         if isinstance(prompt, Mapping):
             unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids"})
             if unknown or not prompt:
-                raise InvalidRequestError(f"a prompt dict has 'prompt' or 'prompt_token_ids'; got {sorted(prompt)}")
+                raise InvalidRequestError(
+                    f"a prompt dict has 'prompt' or 'prompt_token_ids'; got {sorted(prompt)}"
+                )
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), self._tokens_of(prompt["prompt_token_ids"])[1]
             return self._tokens_of(prompt["prompt"])
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise InvalidRequestError(f"{self.model_folder} has no tokenizer; give the prompt as token ids")
+                raise InvalidRequestError(
+                    f"{self.model_folder} has no tokenizer; give the prompt as token ids"
+                )
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-            raise InvalidRequestError(f"prompt must be text or a list of token ids; got {type(prompt).__name__}")
-        ids = list(prompt)
+            raise InvalidRequestError(
+                f"prompt must be text or a list of token ids; got {type(prompt).__name__}"
+            )
+        ids: list[Any] = list(prompt)
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not -(2**31) <= token < 2**31:
-                raise InvalidRequestError(f"prompt token ids must be integers of the vocabulary; got {token!r}")
+                raise InvalidRequestError(
+                    f"prompt token ids must be integers of the vocabulary; got {token!r}"
+                )
         return None, ids
 
     def _chat_prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> dict[str, Any]:
@@ -421,10 +460,11 @@ class Engine:
 
 
 class _Turn:
-    """Goes around the engine's lock. A loop of steps would take the lock back before anybody else wakes up; with this
-    it pauses for a moment when others are waiting.
+    """Goes around the engine's lock. A loop of steps would take the lock back before anybody else wakes up;
+    with this it pauses for a moment when others are waiting.
 
-    The lock itself stays the standard library's: Ctrl-C cannot come between its `__enter__` and the block it guards.
+    The lock itself stays the standard library's: Ctrl-C cannot come between its `__enter__` and the block it
+    guards.
     """
 
     def __init__(self) -> None:

@@ -11,16 +11,16 @@ class Logprob:
 
     logprob: float
     rank: int  # 1 is the most likely token
-    decoded_token: str | None = None  # part of a character shows as U+FFFD; decoded_bytes has what it really is
-    decoded_bytes: bytes | None = None
+    decoded_token: str | None = None  # part of a character shows as U+FFFD
+    decoded_bytes: bytes | None = None  # what it really is
 
 
 @dataclass
 class CompletionOutput:
     """One of the n outputs of a request.
 
-    ``text`` leaves out the token that ended the output; ``token_ids`` has it. ``logprobs`` has one dict a token: the
-    chosen token and the most likely ones, by id.
+    ``text`` leaves out the token that ended the output; ``token_ids`` has it. ``logprobs`` has one dict a
+    token: the chosen token and the most likely ones, by id.
     """
 
     index: int
@@ -29,7 +29,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None  # "stop", "length", "abort", "error"; None: still running
-    stop_reason: int | str | None = None  # the entry of stop_token_ids that ended it; with "error", the message
+    stop_reason: int | str | None = None  # the entry of stop_token_ids that ended it, or the error's message
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -53,6 +53,6 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token, which nothing predicts
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first: nothing predicts it
     num_cached_tokens: int | None = None  # prompt tokens whose KV came from the prefix cache
     metrics: RequestMetrics | None = None

@@ -50,7 +50,8 @@ class SamplingParams:
 
     Args:
         n: outputs for one prompt. With a seed, output i draws from seed + i. At most ``max_num_seqs``.
-        temperature: divides the logits before the draw; 0 always takes the most likely token (lowest id on a tie).
+        temperature: divides the logits before the draw; 0 always takes the most likely token (the lowest id
+            on a tie).
         top_p: draw only from the fewest tokens whose probabilities reach this sum; in (0, 1].
         top_k: draw only from this many most likely tokens; 0 or -1 means all, 1 is greedy.
         min_p: drop tokens less likely than this times the most likely one; in [0, 1].
@@ -64,8 +65,8 @@ class SamplingParams:
     Filters apply in vLLM's order: min_p, top_k, top_p. Log probabilities are those of the raw logits.
 
     Raises:
-        InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported yet; the
-            message names the field.
+        InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported
+            yet; the message names the field.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class SamplingParams:
             _number(name, number)
         _integer("n", n)
         _integer("top_k", top_k)
-        for name, integer in (("seed", seed), ("max_tokens", max_tokens), ("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-            _integer(name, integer, optional=True)
+        _integer("seed", seed, optional=True)
+        _integer("max_tokens", max_tokens, optional=True)
+        _integer("logprobs", logprobs, optional=True)
+        _integer("prompt_logprobs", prompt_logprobs, optional=True)
         if not isinstance(ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos must be True or False; got {ignore_eos!r}")
         if stop_token_ids is None:
@@ -117,7 +120,8 @@ class SamplingParams:
         self.stop_token_ids = ids
         self.logprobs = logprobs
         self.prompt_logprobs = prompt_logprobs
-        self.to_core().validate(2**31 - 1)  # ranges; those that depend on the vocabulary are checked with the request
+        # The ranges; those that depend on the vocabulary are checked with the request.
+        self.to_core().validate(2**31 - 1)
 
     def __repr__(self) -> str:
         return "SamplingParams(" + ", ".join(f"{k}={v!r}" for k, v in vars(self).items()) + ")"
