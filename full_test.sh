@@ -81,7 +81,7 @@ sanitized() { # FOLDER SANITIZERS COMMAND...
 stage_asan() { sanitized asan address,undefined build/asan/tiny_vllm_tests; }
 
 # ThreadSanitizer needs its shadow where a randomised address space may put something else.
-stage_tsan() { sanitized tsan thread setarch -R build/tsan/tiny_vllm_tests thread_pool; }
+stage_tsan() { sanitized tsan thread setarch -R build/tsan/tiny_vllm_tests; }
 
 # The newest clang that has both libFuzzer and std::source_location (16 and later).
 find_fuzzing_clang() {
