@@ -163,7 +163,9 @@ void bind_ops_class(py::module_& m) {
       .def(
           "matmul",
           [](Ops& ops, const DeviceArray& x, const DeviceArray& weight, const DeviceArray* bias,
-             const DeviceArray& out) { ops.backend().matmul(x.tensor, weight.tensor, tensor_or_none(bias), out.tensor); },
+             const DeviceArray& out) {
+            ops.backend().matmul(x.tensor, weight.tensor, tensor_or_none(bias), out.tensor);
+          },
           NoGil(), py::arg("x"), py::arg("weight"), py::arg("bias").none(true), py::arg("out"))
       .def(
           "rope_and_cache",

@@ -53,9 +53,15 @@ void act_mul(const T* gate_up, Activation activation, T* out, int64_t rows, int6
     const T* gate = gate_up + row * 2 * width;
     T* result = out + row * width;
     switch (activation) {
-      case Activation::kSilu: act_mul_row<Silu>(gate, gate + width, result, width); break;
-      case Activation::kGelu: act_mul_row<Gelu>(gate, gate + width, result, width); break;
-      case Activation::kGeluTanh: act_mul_row<GeluTanh>(gate, gate + width, result, width); break;
+      case Activation::kSilu:
+        act_mul_row<Silu>(gate, gate + width, result, width);
+        break;
+      case Activation::kGelu:
+        act_mul_row<Gelu>(gate, gate + width, result, width);
+        break;
+      case Activation::kGeluTanh:
+        act_mul_row<GeluTanh>(gate, gate + width, result, width);
+        break;
     }
   }
 }

@@ -149,7 +149,9 @@ class AmxAttention {
       for (int64_t half = 0; half < 2; ++half) {
         float* scores = scores_ + g * 16 * kKeyTile + j + 16 * half;
         if (width_ <= 4) {
-          const __m512i every_row = _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int>(width_)), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+          const __m512i every_row =
+              _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int>(width_)),
+                                 _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
           for (int64_t r = 0; r < width_; ++r) {
             const Vec row = {_mm512_i32gather_ps(every_row, c[half] + r, 4)};
             store(scores + r * kKeyTile, row * set1(rows_.args.shape.scale));
@@ -214,7 +216,7 @@ class AmxAttention {
   const AttentionRows<T>& rows_;
   const int64_t dim_, width_, groups_, steps_;
   const TileScope scope_;
-  int64_t offsets_[kKeyTile];   // of the tile's keys, see find_tile
+  int64_t offsets_[kKeyTile];  // of the tile's keys, see find_tile
   KeyRows keys_[kKeyTile / 16];
   float* scores_;      // (rows, kKeyTile), then in its place the weights: (rows, 2, kKeyTile) of bfloat16, high and low
   bfloat16* values_;   // see pack_values

@@ -17,8 +17,8 @@
 namespace tiny_vllm::TINY_VLLM_ISA {
 namespace {
 
-constexpr int64_t kTileRows = 16, kTileK = 32;
-constexpr int64_t kPanel = 2 * kTileRows;  // weight rows that are worked on together
+constexpr int64_t kTileM = 16, kTileK = 32;
+constexpr int64_t kPanel = 2 * kTileM;  // weight rows that are worked on together
 
 // What each of the eight tile registers holds: 0-3 are C, 4-5 A, 6-7 B.
 struct alignas(64) TileConfig {
@@ -29,12 +29,13 @@ struct alignas(64) TileConfig {
   explicit TileConfig(int64_t tokens) {
     for (int t = 0; t < 8; ++t) {
       row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? 2 * kTileK : 4 * tokens);
-      rows[t] = kTileRows;
+      rows[t] = kTileM;
     }
   }
 };
 
-// GCC's tile intrinsics do not tell the compiler what memory they read. Whatever was written for them must be in memory.
+// GCC's tile intrinsics do not tell the compiler what memory they read. Whatever was written for them must be in
+// memory.
 inline void finish_writes() { asm volatile("" ::: "memory"); }
 
 // The tile registers are part of a thread's state; while they are in use the kernel must save 8 KiB of them.
@@ -112,17 +113,6 @@ void pack_x(const MatmulArgs<bfloat16>& args, bfloat16* packed, int64_t group_be
   }
 }
 
-// The next panel of weights, asked for while this one is multiplied, in the order in which it lies in memory. The tile
-// loads jump from row to row, which the processor's own prefetcher does not follow.
-struct Prefetch {
-  const char* at = nullptr;
-
-  void step() {
-    for (int i = 0; i < kPanel; ++i) _mm_prefetch(at + i * 64, _MM_HINT_T1);
-    at += kPanel * 64;
-  }
-};
-
 // Weight rows [n, n + count) with count <= kPanel.
 struct Panel {
   const bfloat16* weight;  // row n
@@ -140,8 +130,8 @@ struct Panel {
 };
 
 // C = panel x kGroups groups of packed x.
-template <int kGroups, bool kPrefetch>
-inline void multiply_panel(const Panel& panel, const bfloat16* x, const PackedX& p, Prefetch ahead) {
+template <int kGroups>
+inline void multiply_panel(const Panel& panel, const bfloat16* x, const PackedX& p) {
   alignas(64) bfloat16 edge[kPanel * kTileK];
   _tile_zero(0);
   _tile_zero(1);
@@ -150,7 +140,6 @@ inline void multiply_panel(const Panel& panel, const bfloat16* x, const PackedX&
     _tile_zero(3);
   }
   for (int64_t step = 0; step < p.steps; ++step) {
-    if constexpr (kPrefetch) ahead.step();
     const bfloat16* weight = panel.weight + step * kTileK;
     int64_t stride = panel.k;
     if (!panel.whole_step(step)) {
@@ -163,7 +152,7 @@ inline void multiply_panel(const Panel& panel, const bfloat16* x, const PackedX&
     _tile_loadd(6, x_tile, 4 * p.width);
     _tile_loadd(4, weight, 2 * stride);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, weight + kTileRows * stride, 2 * stride);
+    _tile_loadd(5, weight + kTileM * stride, 2 * stride);
     _tile_dpbf16ps(1, 5, 6);
     if constexpr (kGroups == 2) {
       _tile_loadd(7, x_tile + p.group_size(), 4 * p.width);
@@ -191,10 +180,10 @@ inline void store_group(const MatmulArgs<bfloat16>& args, const float (&c)[2][16
   }
 }
 
-template <int kGroups, bool kPrefetch>
+template <int kGroups>
 inline void multiply_and_store(const MatmulArgs<bfloat16>& args, const PackedX& p, const Panel& panel, int64_t n,
-                               int64_t group, Prefetch ahead) {
-  multiply_panel<kGroups, kPrefetch>(panel, args.packed_x + group * p.group_size(), p, ahead);
+                               int64_t group) {
+  multiply_panel<kGroups>(panel, args.packed_x + group * p.group_size(), p);
   alignas(64) float c[kGroups][2][16 * 16];
   _tile_stored(0, c[0][0], 4 * p.width);
   _tile_stored(1, c[0][1], 4 * p.width);
@@ -217,15 +206,9 @@ void amx_matmul(const MatmulArgs<bfloat16>& args, int64_t n_begin, int64_t n_end
     const int64_t g_end = g_begin + block < groups ? g_begin + block : groups;
     for (int64_t n = n_begin; n < n_end; n += kPanel) {
       const Panel panel{args.weight + n * args.k, n_end - n < kPanel ? n_end - n : kPanel, args.k};
-      const Prefetch ahead{reinterpret_cast<const char*>(panel.weight + kPanel * args.k)};
       int64_t g = g_begin;
-      if (g + 2 <= g_end) {
-        multiply_and_store<2, true>(args, p, panel, n, g, ahead);
-        for (g += 2; g + 2 <= g_end; g += 2) multiply_and_store<2, false>(args, p, panel, n, g, ahead);
-        if (g < g_end) multiply_and_store<1, false>(args, p, panel, n, g, ahead);
-      } else {
-        multiply_and_store<1, true>(args, p, panel, n, g, ahead);
-      }
+      for (; g + 2 <= g_end; g += 2) multiply_and_store<2>(args, p, panel, n, g);
+      if (g < g_end) multiply_and_store<1>(args, p, panel, n, g);
     }
   }
 }

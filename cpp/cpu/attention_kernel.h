@@ -71,8 +71,8 @@ struct AttentionRows {
     return {seen.begin - begin, seen.end - begin};
   }
 
-  // Where the keys of a tile (and, in the other tensor, the values) lie. Only `read` is looked up in the block table; the
-  // rest of the tile points at its nearest neighbour there.
+  // Where the keys of a tile (and, in the other tensor, the values) lie. Only `read` is looked up in the block table;
+  // the rest of the tile points at its nearest neighbour there.
   void find_tile(int64_t begin, KeyRange read, int64_t (&offsets)[kKeyTile]) const {
     const AttentionShape& s = args.shape;
     int64_t key = read.begin, block = key / s.block_size, in_block = key % s.block_size;
@@ -99,8 +99,8 @@ inline void score_tile(const T* query, const T* const* keys, int64_t dim, float 
 }
 
 // out[r] = out[r] * factor[r] + sum_j weights[r][j] * values[j], for elements [d, d + 16 kVecs) of kRows rows; the last
-// vector of a value ends after n of them. Keys in `all` are seen by each of the rows. In the rest of `any` a row skips what it does not see: a weight of 0
-// times a value that is NaN would be NaN.
+// vector of a value ends after n of them. Keys in `all` are seen by each of the rows. In the rest of `any` a row skips
+// what it does not see: a weight of 0 times a value that is NaN would be NaN.
 template <typename T, int kRows, int kVecs>
 inline void value_tile(const T* const* values, const float* weights, const KeyRange* seen, KeyRange any, KeyRange all,
                        const float* factors, float* const* out, int64_t d, int64_t n) {
@@ -137,7 +137,8 @@ inline void value_rows(const T* const* values, const float* weights, const KeyRa
   all = {min_of(all.begin, any.end), max_of(all.end, min_of(all.begin, any.end))};  // rows with no key in common
   int64_t d = 0;
   for (; d + 64 <= dim; d += 64) value_tile<T, kRows, 4>(values, weights, seen, any, all, factors, out, d, 16);
-  for (; d < dim; d += 16) value_tile<T, kRows, 1>(values, weights, seen, any, all, factors, out, d, min_of(16, dim - d));
+  for (; d < dim; d += 16)
+    value_tile<T, kRows, 1>(values, weights, seen, any, all, factors, out, d, min_of(16, dim - d));
 }
 
 // Attends to one tile of keys with vectors. (amx_attention.h does it with tiles.)
@@ -191,8 +192,8 @@ template <typename T, template <typename> typename Attention>
 void attention(const AttentionArgs<T>& args, const AttentionItem& item, float* scratch) {
   const AttentionRows<T> rows(args, item);
   const int64_t dim = args.shape.head_dim, stride = padded_head_dim(dim), count = rows.count();
-  float* part_out = scratch;                           // (rows, stride)
-  float* total_out = part_out + kQueryRows * stride;   // (rows, stride)
+  float* part_out = scratch;                          // (rows, stride)
+  float* total_out = part_out + kQueryRows * stride;  // (rows, stride)
   Attention<T> tile(rows, total_out + kQueryRows * stride);
 
   OnlineSoftmax part[kQueryRows], total[kQueryRows];

@@ -18,7 +18,9 @@ namespace {
 // microsecond.
 constexpr int64_t kGrain = 8192;
 
-int64_t rows_per_part(int64_t numbers_per_row) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, numbers_per_row)); }
+int64_t rows_per_part(int64_t numbers_per_row) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, numbers_per_row));
+}
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -37,9 +39,12 @@ void check_dtype(const char* name, const Tensor& t, DType dtype) {
 template <typename Fn>
 void for_dtype(DType dtype, Fn&& fn) {
   switch (dtype) {
-    case DType::kBFloat16: return fn(bfloat16{});
-    case DType::kFloat32: return fn(float{});
-    case DType::kFloat16: break;
+    case DType::kBFloat16:
+      return fn(bfloat16{});
+    case DType::kFloat32:
+      return fn(float{});
+    case DType::kFloat16:
+      break;
   }
   TV_CHECK(false, "the CPU backend computes in bfloat16 or float32, not in ", name_of(dtype));
 }
@@ -84,7 +89,8 @@ class CpuBackend : public Backend {
   DeviceBatch upload(const StepBatch& batch) override {
     const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
     const auto check_size = [](const char* name, size_t size, int64_t expected) {
-      TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ", expected);
+      TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ",
+               expected);
     };
     check_size("positions", batch.positions.size(), tokens);
     check_size("slot_mapping", batch.slot_mapping.size(), tokens);
@@ -168,10 +174,9 @@ class CpuBackend : public Backend {
       }
       // Threads share the columns, a panel at a time: each reads its own part of the weights, from end to end.
       const int64_t panel = kernels.columns_per_panel;
-      pool_.parallel_for(ceil_div(n, panel), ceil_div(4 * kGrain, panel * std::max<int64_t>(1, m * k)),
-                         [&](int64_t begin, int64_t end) {
-                           kernels.matmul(args, begin * panel, std::min(n, end * panel));
-                         });
+      pool_.parallel_for(
+          ceil_div(n, panel), ceil_div(4 * kGrain, panel * std::max<int64_t>(1, m * k)),
+          [&](int64_t begin, int64_t end) { kernels.matmul(args, begin * panel, std::min(n, end * panel)); });
     });
   }
 
@@ -180,7 +185,8 @@ class CpuBackend : public Backend {
     check_attention(qkv, batch, shape, kv);
     const int64_t slots = kv.keys.shape[0] * shape.block_size;
     for (int64_t t = 0; t < batch.num_tokens; ++t) {
-      TV_CHECK(batch.slot_mapping[t] >= 0 && batch.slot_mapping[t] < slots, "slot ", batch.slot_mapping[t], " of ", slots);
+      TV_CHECK(batch.slot_mapping[t] >= 0 && batch.slot_mapping[t] < slots, "slot ", batch.slot_mapping[t], " of ",
+               slots);
     }
     TV_CHECK(!batch.host || static_cast<int64_t>(batch.host->cos_sin.size()) == batch.num_tokens * shape.head_dim,
              "StepBatch.cos_sin has ", batch.host->cos_sin.size(), " entries, expected ", batch.num_tokens, " * ",
@@ -198,9 +204,8 @@ class CpuBackend : public Backend {
                                 .shape = shape,
                                 .keys = kv.keys.as<T>(),
                                 .values = kv.values.as<T>()};
-      pool_.parallel_for(batch.num_tokens, rows_per_part(qkv.shape[1]), [&](int64_t begin, int64_t end) {
-        kernels_.of<T>().rope_and_cache(args, begin, end);
-      });
+      pool_.parallel_for(batch.num_tokens, rows_per_part(qkv.shape[1]),
+                         [&](int64_t begin, int64_t end) { kernels_.of<T>().rope_and_cache(args, begin, end); });
     });
   }
 
@@ -291,7 +296,8 @@ class CpuBackend : public Backend {
                " blocks, the block table has ", batch.block_table_width);
       // A sliding window leaves the blocks before it behind.
       const int64_t tokens = batch.query_start[r + 1] - batch.query_start[r];
-      const int64_t oldest = shape.sliding_window > 0 ? std::max<int64_t>(0, context - tokens - shape.sliding_window + 1) : 0;
+      const int64_t oldest =
+          shape.sliding_window > 0 ? std::max<int64_t>(0, context - tokens - shape.sliding_window + 1) : 0;
       for (int64_t b = oldest / shape.block_size; b < blocks; ++b) {
         const int32_t block = batch.block_tables[r * batch.block_table_width + b];
         TV_CHECK(block >= 0 && block < num_blocks, "block ", block, " of ", num_blocks);

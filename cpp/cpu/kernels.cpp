@@ -25,8 +25,8 @@ bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_support
 #endif
 #if defined(TV_KERNELS_AVX512) || defined(TV_KERNELS_AVX512_BF16) || defined(TV_KERNELS_AMX)
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
 #if defined(TV_KERNELS_AVX512_BF16) || defined(TV_KERNELS_AMX)

@@ -1,4 +1,5 @@
-// The kernels for AVX-512, bfloat16 widened to float. The compiler flags of this file are set by cmake/instruction_sets.cmake.
+// The kernels for AVX-512, bfloat16 widened to float. The compiler flags of this file are set by
+// cmake/instruction_sets.cmake.
 #define TINY_VLLM_ISA isa_avx512
 #include "cpu/kernels_impl.h"
 

@@ -1,4 +1,5 @@
-// The kernels for 64-bit ARM: four registers of 4 floats to a Vec. The compiler flags of this file are set by cmake/instruction_sets.cmake.
+// The kernels for 64-bit ARM: four registers of 4 floats to a Vec. The compiler flags of this file are set by
+// cmake/instruction_sets.cmake.
 #define TINY_VLLM_ISA isa_neon
 #include "cpu/kernels_impl.h"
 

@@ -1,8 +1,8 @@
 // x (M, K) x weight (N, K)ᵀ: every output is the dot product of a row of x and a row of weight.
 //
 // The order in which the products of one output are added is fixed: one accumulator of 16 lanes walks through K, then
-// the lanes are added by the tree of reduce_add(). Tiles of 16 columns and 1 to 4 rows only decide which outputs are
-// computed side by side. So a row's result has the same bits whatever else is in the batch.
+// the lanes are added by the tree of reduce_add(). Tiles only decide which outputs are computed side by
+// side. So a row's result has the same bits whatever else is in the batch.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -53,7 +53,7 @@ inline void matmul_tile(const MatmulArgs<T>& args, int64_t row, int64_t n, int64
   for (int c = 0; c < kCols; ++c) x[c] = args.x + (row + c) * args.k;
 
   // Past the last column the last weight row is read again, and its results are not stored.
-  constexpr int kRows = kCols == 1 ? 1 : 4;
+  constexpr int kRows = kCols == 1 ? 1 : kTileRows;
   Vec lanes[kCols][16];
   for (int64_t r = 0; r < 16; r += kRows) {
     const T* rows[kRows];
@@ -70,18 +70,22 @@ inline void matmul_tile(const MatmulArgs<T>& args, int64_t row, int64_t n, int64
   for (int c = 0; c < kCols; ++c) finish_columns(args, row + c, n, count, reduce_add(lanes[c]));
 }
 
+// Rows [m, m_end) of the same columns: kCols at a time, and what is left over with smaller tiles.
+template <typename T, int kCols>
+inline void matmul_rows(const MatmulArgs<T>& args, int64_t m, int64_t m_end, int64_t n, int64_t count) {
+  for (; m + kCols <= m_end; m += kCols) matmul_tile<T, kCols>(args, m, n, count);
+  if constexpr (kCols > 1) {
+    if (m < m_end) matmul_rows<T, kCols - 1>(args, m, m_end, n, count);
+  }
+}
+
 template <typename T>
 void matmul(const MatmulArgs<T>& args, int64_t n_begin, int64_t n_end) {
   constexpr int64_t kRowBlock = 128;  // rows of x that stay in the L2 cache while the weights pass by
-  for (int64_t m_begin = 0; m_begin < args.m; m_begin += kRowBlock) {
-    const int64_t m_end = m_begin + kRowBlock < args.m ? m_begin + kRowBlock : args.m;
+  for (int64_t m = 0; m < args.m; m += kRowBlock) {
+    const int64_t m_end = m + kRowBlock < args.m ? m + kRowBlock : args.m;
     for (int64_t n = n_begin; n < n_end; n += 16) {
-      const int64_t count = n_end - n < 16 ? n_end - n : 16;
-      int64_t m = m_begin;
-      for (; m + 4 <= m_end; m += 4) matmul_tile<T, 4>(args, m, n, count);
-      if (m_end - m == 3) matmul_tile<T, 3>(args, m, n, count);
-      if (m_end - m == 2) matmul_tile<T, 2>(args, m, n, count);
-      if (m_end - m == 1) matmul_tile<T, 1>(args, m, n, count);
+      matmul_rows<T, kTileCols>(args, m, m_end, n, n_end - n < 16 ? n_end - n : 16);
     }
   }
 }

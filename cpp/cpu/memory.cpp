@@ -94,8 +94,8 @@ Buffer allocate_host(int64_t bytes) {
 
   // mmap aligns to small pages only: take one huge page more, and give back what sticks out at both ends.
   const int64_t size = round_up(bytes, kHugePage);
-  void* raw = mmap(nullptr, static_cast<size_t>(size + kHugePage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
+  void* raw =
+      mmap(nullptr, static_cast<size_t>(size + kHugePage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) refuse(bytes, available);
   const int64_t start = reinterpret_cast<int64_t>(raw), begin = round_up(start, kHugePage);
   if (begin > start) munmap(raw, static_cast<size_t>(begin - start));

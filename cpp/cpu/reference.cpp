@@ -30,7 +30,9 @@ void matmul(const MatmulArgs<T>& args, int64_t n_begin, int64_t n_end) {
 }
 
 template <typename T>
-T rounded(double x) { return from_float<T>(static_cast<float>(x)); }
+T rounded(double x) {
+  return from_float<T>(static_cast<float>(x));
+}
 
 template <typename T>
 void rms_norm_row(const T* x, const T* weight, float eps, T* out, int64_t dim) {
@@ -134,8 +136,10 @@ void attention(const AttentionArgs<T>& args, const AttentionItem& item, float*) 
 
 double activate(Activation activation, double x) {
   switch (activation) {
-    case Activation::kSilu: return x / (1 + std::exp(-x));
-    case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kGelu:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
     case Activation::kGeluTanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
   }

@@ -17,6 +17,7 @@
 //   reduce_max(v)
 //   reduce_add(v), reduce_add(Vec[16])      one sum, or lane i = sum of v[i]: ONE fixed tree, the same in both:
 //                                           lanes i + i+8, then i + i+4, then i + i+2, then i + i+1
+//   kTileRows, kTileCols                  how many dot products matmul() should work on at once
 //   Pairs, load_pairs(p) load_pairs(p, n)   32 bfloat16 ready to be multiplied
 //   dot(acc, Pairs a, Pairs b)              acc[i] + a[2i]*b[2i] + a[2i+1]*b[2i+1]
 #pragma once

@@ -43,9 +43,7 @@ inline Vec shift_left_23(Vec a) {
 }
 
 // A bfloat16 is the upper half of a float.
-inline __m256 widen(__m128i bits) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
+inline __m256 widen(__m128i bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)); }
 inline Vec load(const bfloat16* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
   return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
@@ -106,6 +104,9 @@ inline __m128 reduce_4(const Vec* a) {
 inline Vec reduce_add(const Vec (&a)[16]) {
   return {_mm256_set_m128(reduce_4(a + 4), reduce_4(a)), _mm256_set_m128(reduce_4(a + 12), reduce_4(a + 8))};
 }
+
+// A tile of matmul: weight rows x rows of x whose sums the registers can hold.
+constexpr int kTileRows = 2, kTileCols = 2;
 
 struct Pairs {
   Vec even, odd;

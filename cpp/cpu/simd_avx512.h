@@ -82,6 +82,9 @@ inline Vec reduce_add(const Vec (&a)[16]) {
   return fold_1(fold_2(four(0), four(1)), fold_2(four(2), four(3)));
 }
 
+// A tile of matmul: weight rows x rows of x whose sums the registers can hold.
+constexpr int kTileRows = 4, kTileCols = 4;
+
 #if defined(__AVX512BF16__)
 
 struct Pairs {

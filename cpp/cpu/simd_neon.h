@@ -16,9 +16,15 @@ inline Vec make(F f) {
   return {{f(0), f(1), f(2), f(3)}};
 }
 
-inline Vec zero() { return make([](int) { return vdupq_n_f32(0); }); }
-inline Vec set1(float x) { return make([=](int) { return vdupq_n_f32(x); }); }
-inline Vec load(const float* p) { return make([=](int i) { return vld1q_f32(p + 4 * i); }); }
+inline Vec zero() {
+  return make([](int) { return vdupq_n_f32(0); });
+}
+inline Vec set1(float x) {
+  return make([=](int) { return vdupq_n_f32(x); });
+}
+inline Vec load(const float* p) {
+  return make([=](int i) { return vld1q_f32(p + 4 * i); });
+}
 inline Vec load(const float* p, int64_t n) {
   float copy[16] = {};
   for (int64_t i = 0; i < n; ++i) copy[i] = p[i];
@@ -33,11 +39,21 @@ inline void store(float* p, Vec a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = copy[i];
 }
 
-inline Vec operator+(Vec a, Vec b) { return make([&](int i) { return vaddq_f32(a.v[i], b.v[i]); }); }
-inline Vec operator-(Vec a, Vec b) { return make([&](int i) { return vsubq_f32(a.v[i], b.v[i]); }); }
-inline Vec operator*(Vec a, Vec b) { return make([&](int i) { return vmulq_f32(a.v[i], b.v[i]); }); }
-inline Vec operator/(Vec a, Vec b) { return make([&](int i) { return vdivq_f32(a.v[i], b.v[i]); }); }
-inline Vec fma(Vec a, Vec b, Vec c) { return make([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); }); }
+inline Vec operator+(Vec a, Vec b) {
+  return make([&](int i) { return vaddq_f32(a.v[i], b.v[i]); });
+}
+inline Vec operator-(Vec a, Vec b) {
+  return make([&](int i) { return vsubq_f32(a.v[i], b.v[i]); });
+}
+inline Vec operator*(Vec a, Vec b) {
+  return make([&](int i) { return vmulq_f32(a.v[i], b.v[i]); });
+}
+inline Vec operator/(Vec a, Vec b) {
+  return make([&](int i) { return vdivq_f32(a.v[i], b.v[i]); });
+}
+inline Vec fma(Vec a, Vec b, Vec c) {
+  return make([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
+}
 // vmaxq_f32 would return NaN where a is NaN; Vec's max returns b there.
 inline Vec max(Vec a, Vec b) {
   return make([&](int i) { return vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); });
@@ -86,9 +102,7 @@ inline float reduce_max(Vec a) {
 }
 
 // Lanes i + i+8, then i + i+4: what is left are four lanes.
-inline float32x4_t fold_to_4(Vec a) {
-  return vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
-}
+inline float32x4_t fold_to_4(Vec a) { return vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3])); }
 // Four values at once: lane i of the result is the sum of a[i].
 inline float32x4_t reduce_4(const Vec* a) {
   const auto fold_2 = [](Vec x, Vec y) {  // lanes 0+2 and 1+3 of x, then of y
@@ -101,14 +115,21 @@ inline float reduce_add(Vec a) {
   const Vec four[4] = {a, a, a, a};
   return vgetq_lane_f32(reduce_4(four), 0);
 }
-inline Vec reduce_add(const Vec (&a)[16]) { return make([&](int i) { return reduce_4(a + 4 * i); }); }
+inline Vec reduce_add(const Vec (&a)[16]) {
+  return make([&](int i) { return reduce_4(a + 4 * i); });
+}
+
+// A tile of matmul: weight rows x rows of x whose sums the registers can hold.
+constexpr int kTileRows = 2, kTileCols = 2;
 
 struct Pairs {
   Vec even, odd;
 };
 inline Pairs load_pairs(const bfloat16* p) {
   const uint32_t* q = reinterpret_cast<const uint32_t*>(p);
-  const auto bits = [=](int i) { return vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(q + 4 * i))); };
+  const auto bits = [=](int i) {
+    return vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(q + 4 * i)));
+  };
   return {make([=](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(bits(i), 16)); }),
           make([=](int i) { return vreinterpretq_f32_u32(vandq_u32(bits(i), vdupq_n_u32(0xffff0000u))); })};
 }

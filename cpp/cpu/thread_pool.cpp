@@ -176,7 +176,8 @@ struct ForkGuard {
 
   void forget_threads() {
     for (ThreadPool* pool = first; pool; pool = pool->next_pool_) {
-      (void)pool->crew_.release();  // its threads do not exist here: there is nothing to join, and nothing to free safely
+      (void)
+          pool->crew_.release();  // its threads do not exist here: there is nothing to join, and nothing to free safely
       pool->busy_.store(false, std::memory_order_relaxed);
     }
   }

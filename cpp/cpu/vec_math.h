@@ -6,7 +6,8 @@
 namespace tiny_vllm::TINY_VLLM_ISA {
 namespace {
 
-// e^x, within about one unit in the last place. e^-inf is exactly 0; below -87.7 the result is 0, above 88.4 infinity; NaN stays NaN.
+// e^x, within about one unit in the last place. e^-inf is exactly 0; below -87.7 the result is 0, above 88.4 infinity;
+// NaN stays NaN.
 //
 // x = n ln2 + r with |r| <= ln2 / 2, so e^x = 2^n e^r. The Taylor series of e^r to the 7th power is off by less than
 // r^8 / 8! = 6e-9, a tenth of what a float can tell apart near 1.
