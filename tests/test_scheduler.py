@@ -232,6 +232,25 @@ def test_a_common_prompt_is_computed_once() -> None:
     assert world.first_token[("15", 0)] == 5
 
 
+def test_only_the_same_text_is_waited_for() -> None:
+    world = World(budget=320)
+    text = list(range(40))
+    world.add("another", 40)
+    world.add("salted", text, cache_salt=1)
+    world.add("plain", text)
+    world.add("uncached", text, read_prefix_cache=False)
+    world.add("again", text)
+    world.step()
+    assert {name: count for (name, _), count in world.log[-1].items()} == {
+        "another": 40,
+        "salted": 40,
+        "plain": 40,
+        "uncached": 40,
+    }
+    world.step()
+    assert world.log[-1][("again", 0)] == 8
+
+
 def test_late_hits_count_as_cached_tokens() -> None:
     world = World(budget=32)
     text = list(range(100))
