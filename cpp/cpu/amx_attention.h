@@ -48,7 +48,7 @@ class AmxAttention {
     const KeyRange read = rows_.visible_to_any(begin, begin + kKeyTile);
     if (read.begin >= read.end) return;
     rows_.find_tile(begin, read, offsets_);
-    pack_values(begin, read);
+    const bool finite = pack_values(begin, read);
     find_keys();
     // One kind of work after the other for all rows: a tile that is loaded right after its rows were stored waits for
     // them, and what must be done in sequence for one row overlaps with the same for the next.
@@ -64,7 +64,11 @@ class AmxAttention {
       float* out = states[row].out;
       for (int64_t i = 0; i < dim_; i += 16) store(out + i, load(out + i) * set1(factors[row]));
     }
-    for (int64_t g = 0; g < groups_; ++g) add_values(g, states);
+    if (finite) {
+      for (int64_t g = 0; g < groups_; ++g) add_values(g, states[g * 16].out);
+    } else {
+      add_values_row_by_row(begin, states);
+    }
   }
 
  private:
@@ -86,10 +90,12 @@ class AmxAttention {
     }
   }
 
-  // Values of the tile -> step (32 keys), part (16 of Dh), pair of keys (16), element (16), 2. Slots that no row sees
-  // count as zeros, whatever they hold.
-  void pack_values(int64_t begin, KeyRange read) {
+  // Values of the tile -> step (32 keys), part (16 of Dh), pair of keys (16), element (16), 2. Slots outside
+  // `read` count as zeros, whatever they hold. Returns whether all others are finite.
+  bool pack_values(int64_t begin, KeyRange read) {
     const int64_t parts = padded_head_dim(dim_) / 16;
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);  // all ones: infinity or NaN
+    __mmask32 not_finite = 0;
     for (int64_t pair = 0; pair < kKeyTile / 2; ++pair) {
       const bfloat16* value[2];
       for (int i = 0; i < 2; ++i) {
@@ -104,9 +110,11 @@ class AmxAttention {
           return _mm512_castps_si512((left >= 16 ? load(v + part * 16) : load(v + part * 16, left)).v);
         };
         const __m512i words = _mm512_or_si512(_mm512_srli_epi32(bits(value[0]), 16), bits(value[1]));
+        not_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, exponent), exponent);
         _mm512_storeu_si512(values_ + (((pair / 16) * parts + part) * 16 + pair % 16) * 32, words);
       }
     }
+    return not_finite == 0;
   }
 
   // Sixteen keys as the rows of a tile A. Where they do not lie side by side in one block, or the head does not fill
@@ -182,12 +190,26 @@ class AmxAttention {
     }
   }
 
-  // out += weights x values. Rows of `out` lie padded_head_dim() apart, as attention() laid them out.
-  void add_values(int64_t g, OnlineSoftmax* states) {
+  // A weight of 0 times a value that is NaN would be NaN, also for a row that must not see that value. So for each row
+  // the values that it does not see are packed as zeros. Same tiles, same order, same bits for the others.
+  void add_values_row_by_row(int64_t begin, OnlineSoftmax* states) {
+    const int64_t stride = padded_head_dim(dim_);
+    float* group_out = reinterpret_cast<float*>(queries_ + groups_ * steps_ * kTileK * 16);
+    for (int64_t row = 0; row < rows_.count(); ++row) {
+      pack_values(begin, rows_.visible(row, begin, begin + kKeyTile));
+      const int64_t at = row % 16 * stride;
+      for (int64_t i = 0; i < stride; ++i) group_out[at + i] = states[row].out[i];
+      add_values(row / 16, group_out);
+      for (int64_t i = 0; i < stride; ++i) states[row].out[i] = group_out[at + i];
+    }
+  }
+
+  // out += weights x values. Rows of `out` lie padded_head_dim() apart.
+  void add_values(int64_t g, float* group_out) {
     const int64_t parts = padded_head_dim(dim_) / 16, out_bytes = 4 * padded_head_dim(dim_);
     finish_writes();
     for (int64_t part = 0; part < parts; part += 2) {
-      float* out = states[g * 16].out + part * 16;
+      float* out = group_out + part * 16;
       _tile_loadd(4, out, out_bytes);
       if (part + 1 < parts) _tile_loadd(5, out + 16, out_bytes);
       for (int64_t step = 0; step < kKeyTile / kTileK; ++step) {

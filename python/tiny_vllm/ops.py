@@ -1,7 +1,8 @@
 """Each op of the forward pass on numpy arrays, one call an idea.
 
-These are the engine's own kernels, not copies of them. Arrays are float32, or bfloat16 (`ml_dtypes.bfloat16`); all
-arrays of a call have the same type. Inputs are never changed; results are new arrays.
+These are the engine's own kernels, not copies of them. Arrays are float32, or bfloat16
+(`ml_dtypes.bfloat16`); all arrays of a call have the same type. Inputs are never changed; results are new
+arrays.
 
 Every function takes
 
@@ -9,8 +10,8 @@ Every function takes
 - `isa`: CPU instruction set, one of `available_isas()`, or "auto" for the best one
 - `num_threads`: CPU threads, 0 for as many as this process may use
 
-and raises `DeviceError` when the device or instruction set cannot be used and `InvalidRequestError` when shapes or
-types do not fit together.
+and raises `DeviceError` when the device or instruction set cannot be used and `InvalidRequestError` when
+shapes or types do not fit together.
 
 Shapes: T tokens, D hidden size, H query heads, Hk KV heads, Dh head dim, F feed-forward width, NB blocks,
 BS block size, R requests, B blocks of the longest request.
@@ -54,13 +55,12 @@ def _ops(device: str, isa: str, num_threads: int) -> _core.Ops:
     return _core.Ops(device=device, num_threads=num_threads, cpu_isa=isa)
 
 
-
 def _to_device(ops: _core.Ops, array: Array) -> _core.DeviceArray:
     return ops.array(array.view(np.uint16) if array.dtype == bfloat16 else array)
 
 
 def _to_numpy(array: _core.DeviceArray) -> Array:
-    result = array.numpy()
+    result: Array = array.numpy()
     return result.view(bfloat16) if array.dtype == "bfloat16" else result
 
 
@@ -109,7 +109,13 @@ def gather_rows(
 
 
 def rms_norm(
-    x: Array, weight: Array, eps: float = 1e-5, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+    x: Array,
+    weight: Array,
+    eps: float = 1e-5,
+    *,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
 ) -> Array:
     """x (T, D), weight (D) -> (T, D): round(x / sqrt(mean(x²) + eps)) * weight, per row.
 
@@ -160,7 +166,9 @@ def matmul(
     out_dtype: the type of x, or float32.
     """
     dtype = _check_types("x", x, weight=weight, bias=bias)
-    _check(x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions")
+    _check(
+        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
+    )
     _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
     if bias is not None:
         _check_shape("bias", bias, weight.shape[:1])
@@ -245,9 +253,9 @@ def paged_attention(
     """Causal attention over a paged cache -> (T, H·Dh).
 
     qkv (T, (H+2Hk)·Dh), of which only the queries are read; keys and values (NB, Hk, BS, Dh);
-    block_tables (R, B); context_len (R): keys that a request's last row sees; query_start (R+1): first row of each
-    request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query sees, itself
-    included; 0 for all.
+    block_tables (R, B); context_len (R): keys that a request's last row sees; query_start (R+1): first row of
+    each request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query sees,
+    itself included; 0 for all.
 
     Source: Kwon et al., arXiv 2309.06180 (paging); Dao et al., arXiv 2205.14135 (softmax as a stream).
     """
@@ -291,7 +299,10 @@ def _check_cache(qkv: Array, keys: Array, values: Array, num_heads: int) -> tupl
         num_heads > 0 and num_kv_heads > 0 and num_heads % num_kv_heads == 0,
         f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly",
     )
-    _check(head_dim % 2 == 0 and 0 < head_dim <= 512, f"head_dim is {head_dim}, expected an even number up to 512")
+    _check(
+        head_dim % 2 == 0 and 0 < head_dim <= 512,
+        f"head_dim is {head_dim}, expected an even number up to 512",
+    )
     _check(qkv.ndim == 2, f"qkv has shape {qkv.shape}, expected two dimensions")
     _check_shape("qkv", qkv, (qkv.shape[0], (num_heads + 2 * num_kv_heads) * head_dim))
     return num_kv_heads, block_size, head_dim
@@ -302,10 +313,14 @@ def act_mul(
 ) -> Array:
     """gate_up (T, 2F) -> (T, F): activation(gate) * up; activation is silu, gelu or gelu_tanh.
 
-    Source: Shazeer, arXiv 2002.05202. activation(gate) is rounded before the product, as in the Hugging Face models.
+    Source: Shazeer, arXiv 2002.05202. activation(gate) is rounded before the product, as in the Hugging Face
+    models.
     """
     dtype = _check_types("gate_up", gate_up)
-    _check(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, f"gate_up has shape {gate_up.shape}, expected (T, 2F)")
+    _check(
+        gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0,
+        f"gate_up has shape {gate_up.shape}, expected (T, 2F)",
+    )
     ops = _ops(device, isa, num_threads)
     out = _poisoned(ops, (gate_up.shape[0], gate_up.shape[1] // 2), dtype)
     ops.act_mul(_to_device(ops, gate_up), activation, out)
@@ -313,7 +328,14 @@ def act_mul(
 
 
 def copy_block(
-    keys: Array, values: Array, src: int, dst: int, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
+    keys: Array,
+    values: Array,
+    src: int,
+    dst: int,
+    *,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
 ) -> tuple[Array, Array]:
     """keys and values (NB, Hk, BS, Dh) with block src copied over block dst."""
     _check_types("keys", keys, values=values)

@@ -1,0 +1,311 @@
+"""Each op of the CPU backend, on every instruction set of this machine, against float64.
+
+Sizes are awkward on purpose: one row, a prime number of them, widths that fill no vector. Outputs are full
+of NaN before an op runs (tiny_vllm.ops does that), so that a place which an op forgets is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import ops_reference as reference
+import pytest
+from ops_reference import BFLOAT16, FLOAT32, assert_close, assert_same_bits, random, rounded, wide
+from tiny_vllm import ops
+from tiny_vllm.errors import DeviceError, InvalidRequestError
+
+ISAS = ops.available_isas()
+DTYPES = [BFLOAT16, FLOAT32]
+
+every_isa = pytest.mark.parametrize("isa", ISAS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def test_the_best_isa_is_found_and_named() -> None:
+    assert ISAS[-2:] == ["portable", "reference"]
+    assert len(set(ISAS)) == len(ISAS)
+    with pytest.raises(DeviceError, match=r"cpu_isa is 'mmx'.*auto, .*portable, reference"):
+        ops.embedding(np.zeros((1, 1), np.float32), [0], isa="mmx")
+
+
+# ---- matmul ----------------------------------------------------------------------------------------------
+
+# M, N, K: around the tiles of every instruction set (4, 16, 32 rows and columns, 16 and 32 of K), and beyond.
+MATMUL_SHAPES = [
+    (1, 1, 1),
+    (1, 19, 99),
+    (2, 15, 2),
+    (3, 16, 31),
+    (4, 17, 32),
+    (5, 31, 33),
+    (15, 32, 64),
+    (16, 33, 65),
+    (17, 64, 127),
+    (33, 65, 96),
+    (19, 100, 576),
+    (99, 48, 200),
+    (989, 19, 37),
+    (1, 99, 8200),
+]
+
+
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("shape", MATMUL_SHAPES, ids=str)
+def test_matmul(isa: str, dtype: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    x, weight, bias = random(1, (m, k), dtype), random(2, (n, k), dtype), random(3, (n,), dtype)
+    expected = wide(x) @ wide(weight).T
+    magnitude = np.abs(wide(x)) @ np.abs(wide(weight)).T + np.abs(wide(bias))
+    assert np.abs(expected).max() > 1e-3
+    for out_dtype, b in itertools.product({dtype, FLOAT32}, (None, bias)):
+        result = ops.matmul(x, weight, b, out_dtype=out_dtype, isa=isa, num_threads=2)
+        assert result.dtype == out_dtype
+        with_bias = expected if b is None else expected + wide(bias)
+        assert_close(result, with_bias, out_dtype, ulps=0.51, magnitude=magnitude * np.sqrt(k))
+
+
+@every_isa
+@every_dtype
+def test_a_row_of_a_matmul_has_the_same_bits_in_every_batch(isa: str, dtype: Any) -> None:
+    """One row or many, wherever it stands, on any number of threads."""
+    n, k, rows = 77, 150, 67
+    x, weight, bias = random(1, (rows, k), dtype), random(2, (n, k), dtype), random(3, (n,), dtype)
+    together = ops.matmul(x, weight, bias, isa=isa, num_threads=1)
+    for count in (1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 48, 64, 65):
+        for first in (0, 1, rows - count):
+            some = ops.matmul(x[first : first + count], weight, bias, isa=isa, num_threads=1 + count % 4)
+            assert_same_bits(some, together[first : first + count])
+    assert_same_bits(ops.matmul(x[::-1].copy(), weight, bias, isa=isa)[::-1].copy(), together)
+    for first, end in ((0, 1), (5, 40), (64, 77)):  # and columns among others, or alone
+        some = ops.matmul(x, weight[first:end], bias[first:end], isa=isa, num_threads=3)
+        assert_same_bits(some, together[:, first:end].copy())
+
+
+@every_isa
+@every_dtype
+def test_matmul_keeps_nan_and_infinity_in_their_row(isa: str, dtype: Any) -> None:
+    x, weight = random(1, (20, 40), dtype, outliers=False), random(2, (33, 40), dtype, outliers=False)
+    clean = ops.matmul(x, weight, isa=isa)
+    x[3, 7], x[11, 0] = np.nan, np.inf
+    result = ops.matmul(x, weight, isa=isa)
+    assert np.isnan(wide(result[3])).all()
+    assert not np.isfinite(wide(result[11])).any()
+    others = [r for r in range(20) if r not in (3, 11)]
+    assert_same_bits(result[others], clean[others])
+
+
+# ---- norms -----------------------------------------------------------------------------------------------
+
+
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("dim", [1, 15, 99, 256, 4096])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_rms_norm_rounds_where_hugging_face_rounds(
+    isa: str, dtype: Any, dim: int, size: float, eps: float
+) -> None:
+    x = (size * wide(random(1, (19, dim), dtype))).astype(dtype)
+    residual = (size * wide(random(2, (19, dim), dtype))).astype(dtype)
+    weight = random(3, (dim,), dtype, outliers=False)
+
+    result = ops.rms_norm(x, weight, eps, isa=isa, num_threads=2)
+    check_norm(result, reference.rms_norm(x, weight, eps), dtype)
+
+    total, result = ops.add_rms_norm(residual, x, weight, eps, isa=isa, num_threads=2)
+    expected_total = rounded(wide(residual) + wide(x), dtype).astype(dtype)
+    assert_same_bits(total, expected_total)  # one addition, rounded: nothing to be off by
+    check_norm(result, reference.rms_norm(expected_total, weight, eps), dtype)
+
+
+def check_norm(result: Any, expected: Any, dtype: Any) -> None:
+    """Equal, but where 1/rms in float falls on the other side of a rounding border than 1/rms in double: one
+    unit of the normalised value, which the weight can make two."""
+    assert_close(result, expected, dtype, ulps=2.0 if dtype == BFLOAT16 else 4.0)
+    if dtype == BFLOAT16:
+        assert (wide(result) == expected).mean() > 0.99
+
+
+def test_the_norm_test_can_tell_the_orders_of_rounding_apart() -> None:
+    """With one rounding at the end, or the variance of the unrounded sum, check_norm would fail."""
+    x, residual = random(1, (99, 256), BFLOAT16), random(2, (99, 256), BFLOAT16)
+    weight = random(3, (256,), BFLOAT16, outliers=False)
+    rows = wide(x)
+    once = rounded(rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5) * wide(weight), BFLOAT16)
+    assert (once == reference.rms_norm(x, weight, 1e-5)).mean() < 0.9
+    unrounded = wide(residual) + rows
+    normal = rounded(unrounded / np.sqrt((unrounded**2).mean(-1, keepdims=True) + 1e-5), BFLOAT16)
+    late = rounded(normal * wide(weight), BFLOAT16)
+    right = reference.rms_norm(rounded(unrounded, BFLOAT16).astype(BFLOAT16), weight, 1e-5)
+    assert (late == right).mean() < 0.9
+
+
+@every_isa
+@every_dtype
+def test_rms_norm_of_many_rows_of_zeros_and_of_itself(isa: str, dtype: Any) -> None:
+    x, weight = random(1, (989, 48), dtype), random(2, (48,), dtype)
+    x[17] = 0
+    result = ops.rms_norm(x, weight, isa=isa, num_threads=2)
+    assert (wide(result[17]) == 0).all()
+    for row in (0, 17, 500, 988):
+        assert_same_bits(
+            ops.rms_norm(x[row : row + 1], weight, isa=isa, num_threads=1), result[row : row + 1]
+        )
+
+
+# ---- feed-forward gate -----------------------------------------------------------------------------------
+
+
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 19), (19, 99), (99, 64), (989, 17)], ids=str)
+def test_act_mul(isa: str, dtype: Any, activation: str, shape: tuple[int, int]) -> None:
+    rows, width = shape
+    gate_up = random(1, (rows, 2 * width), dtype)
+    gate_up[:, :width] = np.resize(
+        np.array([0, -0.0, 1e-30, -1e-4, 3, -3, 20, -20, 88, -88, 1e4, -1e4]), width
+    )
+    gate_up[1:, :width] = random(2, (rows - 1, width), dtype)
+    result = ops.act_mul(gate_up, activation, isa=isa, num_threads=2)
+    expected = reference.act_mul(gate_up, activation)
+    up = np.abs(wide(gate_up[:, width:]))
+    assert rows * width < 100 or np.abs(expected).max() > 1
+    # gelu of a number far below zero is a difference of nearly equal numbers: off by an epsilon of the number.
+    lost = np.abs(wide(gate_up[:, :width])) * up * (0.5 if activation != "silu" else 0.02)
+    assert_close(result, expected, dtype, ulps=1.01 if dtype == BFLOAT16 else 8.0, magnitude=lost)
+
+
+# ---- rope and the cache ----------------------------------------------------------------------------------
+
+
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("head_dim", [2, 20, 64, 96, 128])
+@pytest.mark.parametrize("norms", [False, True])
+def test_rope_and_cache(isa: str, dtype: Any, head_dim: int, norms: bool) -> None:
+    tokens, num_heads, kv_heads, block_size, blocks = 19, 6, 2, 5, 9
+    qkv = random(1, (tokens, (num_heads + 2 * kv_heads) * head_dim), dtype, outliers=False)
+    keys = random(2, (blocks, kv_heads, block_size, head_dim), dtype)
+    values = random(3, keys.shape, dtype)
+    positions = [0, 1, 2, 17, 63, 199, *range(1000, 1013)]
+    slots = np.random.default_rng(4).permutation(blocks * block_size)[:tokens]
+    q_norm, k_norm = (random(s, (head_dim,), dtype, outliers=False) for s in (5, 6))
+    new_qkv, new_keys, new_values = ops.rope_and_cache(
+        qkv, keys, values, slot_mapping=slots, cos_sin=reference.angles(positions, head_dim),
+        num_heads=num_heads, q_norm=q_norm if norms else None, k_norm=k_norm if norms else None, eps=1e-6, isa=isa, num_threads=2,
+    )  # fmt: skip
+
+    heads = qkv.reshape(tokens, -1, head_dim)
+    q, k, v = np.split(heads, [num_heads, num_heads + kv_heads], axis=1)
+    if norms:
+        q, k = (
+            reference.rms_norm(q, q_norm, 1e-6).astype(dtype),
+            reference.rms_norm(k, k_norm, 1e-6).astype(dtype),
+        )
+    cos_sin = reference.angles(positions, head_dim)
+    got_q = new_qkv.reshape(tokens, -1, head_dim)[:, :num_heads]
+    half = head_dim // 2
+    for got, given, turned in (
+        (got_q, q, reference.rope(q, cos_sin)),
+        (new_keys[slots // block_size, :, slots % block_size], k, reference.rope(k, cos_sin)),
+    ):
+        pair = np.abs(wide(given)) + np.abs(np.roll(wide(given), half, axis=-1))
+        assert_close(got, turned, dtype, ulps=0.51, magnitude=pair * (1 if not norms else 2.0**16 * 4))
+        if not norms:  # a turn keeps the length; position 0 does not turn at all
+            assert_same_bits(np.ascontiguousarray(got[0]), np.ascontiguousarray(given[0]))
+
+    # Values are copied as they are, nothing else in the cache is touched, and keys and values of qkv stay.
+    expected_values, touched = values.copy(), np.zeros((blocks, block_size), bool)
+    expected_values[slots // block_size, :, slots % block_size] = v
+    touched[slots // block_size, slots % block_size] = True
+    assert_same_bits(new_values, expected_values)
+    untouched = ~touched
+    assert_same_bits(new_keys.swapaxes(1, 2)[untouched], keys.swapaxes(1, 2)[untouched])
+    rest = new_qkv.reshape(tokens, -1, head_dim)[:, num_heads + kv_heads :]
+    assert_same_bits(np.ascontiguousarray(rest), np.ascontiguousarray(v))
+
+
+# ---- copies ----------------------------------------------------------------------------------------------
+
+
+@every_isa
+@every_dtype
+@pytest.mark.parametrize("count", [0, 1, 19, 989])
+def test_embedding_and_gather_rows(isa: str, dtype: Any, count: int) -> None:
+    table = random(1, (50, 33), dtype)
+    ids = np.random.default_rng(2).integers(0, 50, count)
+    assert_same_bits(ops.embedding(table, ids, isa=isa, num_threads=2), table[ids])
+    assert_same_bits(ops.gather_rows(table, ids, isa=isa, num_threads=2), table[ids])
+
+
+@every_dtype
+def test_copy_block(dtype: Any) -> None:
+    keys, values = random(1, (5, 2, 4, 6), dtype), random(2, (5, 2, 4, 6), dtype)
+    new_keys, new_values = ops.copy_block(keys, values, 3, 0)
+    keys[0], values[0] = keys[3], values[3]
+    assert_same_bits(new_keys, keys)
+    assert_same_bits(new_values, values)
+
+
+# ---- all of them -----------------------------------------------------------------------------------------
+
+
+@every_dtype
+@pytest.mark.parametrize("pair", [("avx2", "avx512")], ids=str)
+def test_vectors_of_other_widths_give_the_same_bits(dtype: Any, pair: tuple[str, str]) -> None:
+    """Vec has sixteen lanes everywhere and every sum one order, so AVX2 and AVX-512 cannot be told apart."""
+    if not set(pair) <= set(ISAS):
+        pytest.skip(f"this machine runs {ISAS}, not both of {pair}")
+    x, weight = random(1, (9, 150), dtype), random(2, (40, 150), dtype)
+    case = reference.AttentionCase((6, 2), 40, 16, [(300, 20), (77, 1)], dtype=dtype)
+    results = [
+        [
+            ops.matmul(x, weight, isa=isa),
+            ops.rms_norm(x, weight[0], isa=isa),
+            ops.act_mul(x, "silu", isa=isa),
+            ops.act_mul(x, "gelu_tanh", isa=isa),
+            case.run(isa=isa),
+        ]
+        for isa in pair
+    ]
+    for a, b in zip(*results, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_wrong_shapes_and_types_are_refused_by_name() -> None:
+    x, weight = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
+    refused = [
+        (lambda: ops.matmul(x, weight[:, :3]), "x has 4 columns, but weight 3"),
+        (lambda: ops.matmul(x, weight.astype(BFLOAT16)), "weight is bfloat16, but x is float32"),
+        (lambda: ops.matmul(x.astype(np.float64), weight), "x is float64"),
+        (lambda: ops.matmul(x, weight, np.zeros(4, np.float32)), "bias has shape"),
+        (lambda: ops.matmul(x, weight, out_dtype=BFLOAT16), "out_dtype is bfloat16"),
+        (lambda: ops.rms_norm(x, np.zeros(3, np.float32)), "weight has shape"),
+        (lambda: ops.add_rms_norm(x[:1], x, weight[0]), "residual has shape"),
+        (lambda: ops.act_mul(np.zeros((2, 3), np.float32)), "gate_up has shape"),
+        (lambda: ops.act_mul(x, "relu"), "activation is 'relu'"),
+        (lambda: ops.embedding(x, [2]), "row 2 of a table with 2 rows"),
+        (lambda: ops.embedding(x, [-1]), "row -1"),
+        (lambda: ops.rms_norm(x, weight[0], device="tpu"), "device is 'tpu'"),
+        (lambda: ops.rms_norm(x, weight[0], num_threads=-1), "num_threads is -1"),
+    ]
+    for call, message in refused:
+        with pytest.raises((InvalidRequestError, DeviceError), match=message):
+            call()
+
+
+def test_non_contiguous_arrays_are_taken_as_they_look() -> None:
+    x, weight = random(1, (8, 20), FLOAT32), random(2, (6, 20), FLOAT32)
+    assert_same_bits(
+        ops.matmul(x[::2, ::-1], weight[:, ::-1]), ops.matmul(x[::2, ::-1].copy(), weight[:, ::-1].copy())
+    )
+    narrow = x.astype(BFLOAT16)
+    assert_same_bits(ops.rms_norm(narrow[::2], narrow[0]), ops.rms_norm(narrow[::2].copy(), narrow[0]))
+
+
+def test_read_bandwidth_is_measured() -> None:
+    assert ops.measure_read_bandwidth(num_threads=1, bytes=1 << 22) > 0.01
