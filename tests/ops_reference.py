@@ -1,4 +1,4 @@
-"""What the ops should compute: numpy in float64, rounded where cpp/backend/backend.h says that an op rounds."""
+"""What the ops should compute: numpy in float64, rounded only where an op rounds (cpp/backend/backend.h)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def assert_close(
         worst = np.unravel_index(np.argmax(excess), error.shape)
         raise AssertionError(
             f"at {worst}: {wide(result)[worst]!r}, expected {expected[worst]!r} "
-            f"+- {np.broadcast_to(allowed, error.shape)[worst]:.3g}; {(excess > 0).sum()} of {error.size} are off"
+            f"+- {np.broadcast_to(allowed, error.shape)[worst]:.3g}; "
+            f"{(excess > 0).sum()} of {error.size} are off"
         )
 
 

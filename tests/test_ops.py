@@ -174,7 +174,7 @@ def test_act_mul(isa: str, dtype: Any, activation: str, shape: tuple[int, int]) 
     expected = reference.act_mul(gate_up, activation)
     up = np.abs(wide(gate_up[:, width:]))
     assert rows * width < 100 or np.abs(expected).max() > 1
-    # gelu of a number far below zero is a difference of nearly equal numbers: off by an epsilon of the number.
+    # gelu far below zero is a difference of nearly equal numbers: off by an epsilon of the number itself.
     lost = np.abs(wide(gate_up[:, :width])) * up * (0.5 if activation != "silu" else 0.02)
     assert_close(result, expected, dtype, ulps=1.01 if dtype == BFLOAT16 else 8.0, magnitude=lost)
 
@@ -196,7 +196,8 @@ def test_rope_and_cache(isa: str, dtype: Any, head_dim: int, norms: bool) -> Non
     q_norm, k_norm = (random(s, (head_dim,), dtype, outliers=False) for s in (5, 6))
     new_qkv, new_keys, new_values = ops.rope_and_cache(
         qkv, keys, values, slot_mapping=slots, cos_sin=reference.angles(positions, head_dim),
-        num_heads=num_heads, q_norm=q_norm if norms else None, k_norm=k_norm if norms else None, eps=1e-6, isa=isa, num_threads=2,
+        num_heads=num_heads, q_norm=q_norm if norms else None, k_norm=k_norm if norms else None, eps=1e-6,
+        isa=isa, num_threads=2,
     )  # fmt: skip
 
     heads = qkv.reshape(tokens, -1, head_dim)

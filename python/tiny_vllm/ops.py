@@ -254,8 +254,8 @@ def paged_attention(
 
     qkv (T, (H+2Hk)·Dh), of which only the queries are read; keys and values (NB, Hk, BS, Dh);
     block_tables (R, B); context_len (R): keys that a request's last row sees; query_start (R+1): first row of
-    each request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query sees,
-    itself included; 0 for all.
+    each request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query
+    sees, itself included; 0 for all.
 
     Source: Kwon et al., arXiv 2309.06180 (paging); Dao et al., arXiv 2205.14135 (softmax as a stream).
     """
