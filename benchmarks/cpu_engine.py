@@ -83,7 +83,7 @@ class LlamaCpp:
     def __init__(self, model: Path, threads: int, folder: Path) -> None:
         import llama_cpp
 
-        from tiny_vllm.gguf_import import write_gguf_bf16
+        from tiny_vllm.gguf_export import write_gguf_bf16
 
         self.lib = llama_cpp
         path = folder / "model.gguf"
