@@ -21,6 +21,12 @@ assert Path(tiny_vllm.__file__).is_relative_to(sys.prefix), tiny_vllm.__file__
 print(tiny_vllm._core.build_info())
 """
 
+EDITED = """
+from tiny_vllm import _core, errors
+assert errors.EDITED
+print(_core.build_info())
+"""
+
 # A small random model, read and run.
 GENERATE = """
 import sys, tempfile
@@ -127,21 +133,16 @@ def test_wheel_runs_on_an_old_processor(wheel_python: Path, tmp_path: Path) -> N
         assert f"{expected}, 1 thread made 8 tokens" in out
 
 
-def test_sdist_installs_in_a_clean_environment(sdist: Path, tmp_path: Path) -> None:
-    python = steps.clean_venv(tmp_path / "venv")
-    quick = steps.clean_environment(CMAKE_ARGS="-DTINY_VLLM_CUDA=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1")
-    steps.run(python, "-m", "pip", "install", "-q", sdist, cwd=tmp_path, env=quick)
-    out = steps.run(python, "-c", USE, cwd=tmp_path)
-    assert "'cuda': False" in out
-    assert "switched off by TINY_VLLM_CUDA=OFF" in out
-
-
-def test_editable_install_follows_the_source(tmp_path: Path) -> None:
-    """pip's own editable install, in isolation: Python edits are seen at once."""
-    source = steps.copy_source(tmp_path / "source")
+def test_sdist_installs_editable_and_follows_the_source(sdist: Path, tmp_path: Path) -> None:
+    """What was packed is enough to build from; and with `pip install -e`, Python edits are seen at once."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("tiny_vllm-*")
     python = steps.clean_venv(tmp_path / "venv")
     quick = steps.clean_environment(CMAKE_ARGS="-DTINY_VLLM_CUDA=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1")
     steps.run(python, "-m", "pip", "install", "-q", "-e", source, cwd=tmp_path, env=quick)
     with (source / "python" / "tiny_vllm" / "errors.py").open("a") as file:
         file.write("\nEDITED = True\n")
-    steps.run(python, "-c", "from tiny_vllm import _core, errors; assert errors.EDITED", cwd=tmp_path)
+    out = steps.run(python, "-c", EDITED, cwd=tmp_path)
+    assert "'cuda': False" in out
+    assert "switched off by TINY_VLLM_CUDA=OFF" in out
