@@ -14,8 +14,12 @@ from tiny_vllm.sampling_params import SamplingParams
 
 
 def open_engine(folder: Path, *, num_blocks: int | None = None, **options: Any) -> Engine:
-    """An engine on the CPU in float32; with exactly `num_blocks` blocks, by default 256."""
-    options = {"device": "cpu", "dtype": "float32", "num_threads": 2, "block_size": 16, **options}
+    """An engine on the CPU in float32, with exactly `num_blocks` blocks, by default 256.
+
+    On one thread, because the models are small and the tests run side by side. That more threads change
+    nothing is what test_determinism.py tests.
+    """
+    options = {"device": "cpu", "dtype": "float32", "num_threads": 1, "block_size": 16, **options}
     if "kv_cache_memory_bytes" not in options:
         options["kv_cache_memory_bytes"] = fixtures.kv_bytes(
             folder, num_blocks or 256, options["block_size"], options["dtype"]

@@ -280,7 +280,7 @@ def test_bundled_model(dtype: str, bundled_folder: Path) -> None:
     expected = [exact(one.generate(*request)[0]) for request in batch]
     del one
     engine = open_engine(
-        bundled_folder, dtype=dtype, num_blocks=8, max_num_batched_tokens=40, max_model_len=256
+        bundled_folder, dtype=dtype, num_blocks=8, num_threads=2, max_num_batched_tokens=40, max_model_len=256
     )
     outputs = engine.generate([prompt for prompt, _ in batch], [params for _, params in batch])
     assert [exact(output) for output in outputs] == expected

@@ -264,6 +264,14 @@ def test_generate_and_step_do_not_mix_up(engine: Engine) -> None:
     check_all_blocks_are_back(engine)
 
 
+def test_ids_of_generate_avoid_those_in_use(engine: Engine) -> None:
+    engine.add_request("tiny-vllm-1", HELLO, greedy(3))
+    engine.add_request("tiny-vllm-3", HELLO, greedy(3))
+    outputs = engine.generate([HELLO, HELLO], greedy(3))
+    assert [tokens_of(o) for o in outputs] == [tokens_of(outputs[0])] * 2
+    assert outputs[0].request_id != outputs[1].request_id
+
+
 def test_abort_in_every_state(rand_folder: Path) -> None:
     """Queued, amid its prompt, decoding, with children: all blocks come back, the others go on."""
     engine = open_engine(rand_folder, max_num_batched_tokens=16, max_num_seqs=4)
@@ -546,7 +554,7 @@ def test_dummy_weights(rand_folder: Path, tmp_path: Path) -> None:
     def run(**options: Any) -> list[int]:
         return tokens_of(open_engine(tmp_path, load_format="dummy", **options).generate(HELLO, greedy(8))[0])
 
-    assert run() == run() == run(num_threads=1)
+    assert run() == run() == run(num_threads=2)
     assert run() != run(seed=1)
     assert len(run(dtype="bfloat16")) == 8
 

@@ -24,12 +24,12 @@ NEW_TOKENS = GOLDEN["oracle"]["new_tokens"]
 
 @pytest.fixture(scope="module")
 def float32(bundled_folder: Path) -> Engine:
-    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048)
+    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048, num_threads=2)
 
 
 @pytest.fixture(scope="module")
 def bfloat16(bundled_folder: Path) -> Engine:
-    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048, dtype="bfloat16")
+    return open_engine(bundled_folder, num_blocks=400, max_model_len=2048, num_threads=2, dtype="bfloat16")
 
 
 def logprob_of(row: dict[int, Logprob] | None, token: int) -> float:

@@ -252,7 +252,9 @@ def test_llama_32_1b(tmp_path: Path, reference: Callable[..., Reference]) -> Non
         expected, continuation = model.logprobs(ids), model.greedy(ids, 6)
         del model
         gc.collect()
-        engine = open_engine(folder, num_blocks=8, max_num_batched_tokens=64, max_model_len=128)
+        engine = open_engine(
+            folder, num_blocks=8, max_num_batched_tokens=64, max_model_len=128, num_threads=2
+        )
         assert engine.info()["num_parameters"] == 1_235_814_400
         output = engine.generate(ids, greedy(6, ignore_eos=True, logprobs=5, prompt_logprobs=5))[0]
         assert tokens_of(output) == continuation
@@ -284,7 +286,7 @@ def test_llama3_rope_past_8192(tmp_path: Path, reference: Callable[..., Referenc
     ids = prompt_of(8300)
     model = reference(tmp_path, attention="sdpa", threads=2)
     expected = model.logprobs(ids)
-    engine = open_engine(tmp_path, num_blocks=600, max_model_len=8400)
+    engine = open_engine(tmp_path, num_blocks=600, max_model_len=8400, num_threads=2)
     output = engine.generate(ids, greedy(12, logprobs=512, prompt_logprobs=3))[0]
     assert tokens_of(output) == model.greedy(ids, 12)
     first = (output.outputs[0].logprobs or [])[0]
