@@ -390,8 +390,11 @@ class Engine:
 
     def _new_id(self) -> str:
         with self._lock:
-            self._next_id += 1
-            return f"tiny-vllm-{self._next_id}"
+            while True:
+                self._next_id += 1
+                request_id = f"tiny-vllm-{self._next_id}"
+                if request_id not in self._requests:
+                    return request_id
 
     def _add(self, request_id: str, prompt: Prompt, params: SamplingParams | None, owned: bool) -> _Request:
         if not isinstance(request_id, str):
