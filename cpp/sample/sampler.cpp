@@ -129,6 +129,7 @@ std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, int32
   std::vector<TokenLogprob> result;
   const int64_t rank = 1 + std::count_if(logits.begin(), logits.end(), [&](float x) { return x > logits[chosen]; });
   result.push_back({chosen, logprob(chosen), rank});
+  if (count == 0) return result;
 
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
