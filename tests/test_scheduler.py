@@ -506,12 +506,34 @@ def test_the_oldest_is_never_preempted() -> None:
 
 def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     world = World(num_blocks=6, block_size=4, budget=64)
-    world.add("a", 7, 17)
+    world.add("a", 7, 7)
     b = world.add("b", 7, 17)
     world.run()
-    assert b.num_preemptions > 0
-    assert b.num_cached_tokens == 0, "the value of the first admission"
+    # Preempted with 12 of 13 tokens computed, in 3 blocks: its last one is taken by a, two wait for it.
+    assert b.num_preemptions == 1
+    assert world.computed[("b", 0)] == 12 + (13 - 8) + 10
+    # But nobody else has saved it any work.
+    assert b.num_cached_tokens == 0
     assert world.blocks.stats["hit_tokens"] == 0
+    assert world.blocks.stats["queried_tokens"] == 14
+
+
+def test_hits_are_counted_once_for_each_request() -> None:
+    world = World(num_blocks=14, block_size=4, budget=64)
+    world.add("oldest", 20, 36)  # fills the pool in the end
+    text = list(range(9))
+    a, b = world.add("a", text, 20), world.add("b", text, 20)
+    while ("oldest", 0) not in world.finished:
+        world.step()
+        assert (a.num_cached_tokens, b.num_cached_tokens) in {(0, 0), (0, 8)}
+    assert (a.state, b.state) == ("waiting", "waiting")
+    assert world.blocks.find_prefix(text) == []
+    world.step()
+    assert world.scheduler.running == [a, b]
+    assert b.num_computed_tokens == 0, "it waits for a to compute the text they have in common, as before"
+    world.run()
+    assert b.num_cached_tokens == 8
+    assert world.blocks.stats["hit_tokens"] == 8
 
 
 # --- Static batching ---
