@@ -4,9 +4,10 @@
     python benchmarks/cpu_engine.py --rounds 5 --json out.json
     python benchmarks/cpu_engine.py --model DIR --dummy      # any config.json, random weights
 
-Every engine gets the same bf16 weights, the same number of threads and the same random token ids: one prompt of 512
-tokens, 128 new tokens; then 8 prompts at once. Engines take turns, round by round, because the memory bandwidth of
-shared machines drifts within a minute; the table shows the median of the rounds. Bandwidth is measured in each round.
+Every engine gets the same bf16 weights, the same number of threads and the same random token ids: one
+prompt of 512 tokens, 128 new tokens; then 8 prompts at once. Engines take turns, round by round, because
+the memory bandwidth of shared machines drifts within a minute; the table shows the median of the rounds.
+Bandwidth is measured in each.
 
 Decode GB/s counts the weights once a step and keys and values once a request and step: what must be read.
 """
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from tiny_vllm import Engine, SamplingParams, _core
 
 PROMPT, NEW, BATCH = 512, 128, 8
@@ -76,13 +76,12 @@ class TinyVllm:
 
 
 class LlamaCpp:
-    """llama-cpp-python's low-level interface: one batch for the prompts, then one token a sequence and step."""
+    """llama-cpp-python's low-level interface: a batch for each prompt, then one token a sequence and step."""
 
     name = "llama.cpp bf16"
 
     def __init__(self, model: Path, threads: int, folder: Path) -> None:
         import llama_cpp
-
         from tiny_vllm.gguf_export import write_gguf_bf16
 
         self.lib = llama_cpp
@@ -99,13 +98,20 @@ class LlamaCpp:
     def run(self, batch: list[list[int]]) -> dict[str, float]:
         lib, n = self.lib, len(batch)
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n * (PROMPT + NEW + 8), PROMPT, PROMPT, n
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = (
+            n * (PROMPT + NEW + 8),
+            PROMPT,
+            PROMPT,
+            n,
+        )
         params.n_threads = params.n_threads_batch = self.threads
         context = lib.llama_init_from_model(self.model, params)
         vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         step = lib.llama_batch_init(PROMPT, 0, 1)
 
-        def decode(rows: list[tuple[int, int, int, bool]]) -> None:  # (token, position, sequence, logits wanted)
+        def decode(
+            rows: list[tuple[int, int, int, bool]],
+        ) -> None:  # (token, position, sequence, logits wanted)
             step.n_tokens = len(rows)
             for i, (token, position, sequence, wanted) in enumerate(rows):
                 step.token[i], step.pos[i], step.n_seq_id[i], step.logits[i] = token, position, 1, wanted
@@ -191,7 +197,9 @@ def processor() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: the bundled model")
     parser.add_argument("--dummy", action="store_true", help="random weights; peers are left out")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -221,7 +229,9 @@ def main() -> None:
     print(f"{processor()}, {args.threads} threads, {ours.engine.info()['device']}")
     print(f"prompt {PROMPT}, {NEW} new tokens, median of {args.rounds} rounds; commit {commit()}")
     print(f"read bandwidth {peak:.1f} GB/s (from {min(bandwidth):.1f} to {max(bandwidth):.1f})\n")
-    print("| engine | prefill, tok/s | decode, tok/s | GB/s | of bandwidth | batch-8 prefill | batch-8 decode |")
+    print(
+        "| engine | prefill, tok/s | decode, tok/s | GB/s | of bandwidth | batch-8 prefill | batch-8 decode |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for engine in engines:
         mid = {
@@ -237,7 +247,8 @@ def main() -> None:
     if args.json:
         report = {
             "command": "python benchmarks/cpu_engine.py", "commit": commit(), "processor": processor(),
-            "threads": args.threads, "device": ours.engine.info()["device"], "prompt": PROMPT, "new_tokens": NEW,
+            "threads": args.threads, "device": ours.engine.info()["device"],
+            "prompt": PROMPT, "new_tokens": NEW,
             "read_bandwidth_GBps": bandwidth,
             "results": {name: {str(size): runs for size, runs in r.items()} for name, r in results.items()},
         }  # fmt: skip

@@ -122,9 +122,9 @@ class Backend {
 };
 
 struct BackendOptions {
-  std::string device = "auto";  // auto, cpu, cuda
-  int num_threads = 0;          // CPU threads; 0: as many as this process may run on
-  std::string cpu_isa = "auto"; // auto, amx, avx512_bf16, avx512, avx2, neon, portable, reference: for comparisons
+  std::string device = "auto";   // auto, cpu, cuda
+  int num_threads = 0;           // CPU threads; 0: as many as this process may run on
+  std::string cpu_isa = "auto";  // auto, amx, avx512_bf16, avx512, avx2, neon, portable, reference: for comparisons
 };
 
 // The one factory that knows which backends exist. Throws DeviceError when the device cannot be used.

@@ -14,9 +14,12 @@ constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2
 
 constexpr const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat16: return "float16";
-    case DType::kFloat32: return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kFloat32:
+      return "float32";
   }
   return "?";
 }
@@ -51,15 +54,23 @@ inline float half_to_float(uint16_t h) {
 template <typename T>
 T from_float(float x);
 template <>
-inline float from_float<float>(float x) { return x; }
+inline float from_float<float>(float x) {
+  return x;
+}
 template <>
-inline bfloat16 from_float<bfloat16>(float x) { return to_bfloat16(x); }
+inline bfloat16 from_float<bfloat16>(float x) {
+  return to_bfloat16(x);
+}
 
 template <typename T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<float>() { return DType::kFloat32; }
+constexpr DType dtype_of<float>() {
+  return DType::kFloat32;
+}
 template <>
-constexpr DType dtype_of<bfloat16>() { return DType::kBFloat16; }
+constexpr DType dtype_of<bfloat16>() {
+  return DType::kBFloat16;
+}
 
 }  // namespace tiny_vllm

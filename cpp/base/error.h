@@ -56,8 +56,8 @@ inline void check_failed(const char* condition, const std::string& message, std:
 
 // TV_CHECK(condition, parts of the message...): for what can only be wrong through a bug of ours.
 // What a caller can get wrong is reported with one of the typed errors instead.
-#define TV_CHECK(condition, ...)                                                                                     \
-  do {                                                                                                               \
-    if (!(condition)) [[unlikely]]                                                                                   \
-      ::tiny_vllm::check_failed(#condition, ::tiny_vllm::str(__VA_ARGS__), std::source_location::current());         \
+#define TV_CHECK(condition, ...)                                                                             \
+  do {                                                                                                       \
+    if (!(condition)) [[unlikely]]                                                                           \
+      ::tiny_vllm::check_failed(#condition, ::tiny_vllm::str(__VA_ARGS__), std::source_location::current()); \
   } while (false)

@@ -28,7 +28,7 @@ MappedFile MappedFile::open(const std::string& path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for plain files.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) refuse(path, str("cannot open: ", system_message(errno)));
-  struct stat info {};
+  struct stat info{};
   void* address = MAP_FAILED;
   std::string problem;
   if (::fstat(fd, &info) != 0) {

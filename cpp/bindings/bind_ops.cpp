@@ -26,6 +26,20 @@ struct DeviceArray {
 
   std::vector<int64_t> shape() const { return {tensor.shape.begin(), tensor.shape.begin() + tensor.ndim}; }
 
+  // Part of it, from element `first` on, in another shape.
+  DeviceArray view(int64_t first, const std::vector<int64_t>& new_shape) const {
+    if (new_shape.size() > Tensor::kMaxDims) throw InvalidRequestError(str(new_shape.size(), " dimensions; at most 5"));
+    DeviceArray a{backend, buffer, tensor};
+    a.tensor.ndim = 0;
+    for (int64_t d : new_shape) a.tensor.shape[a.tensor.ndim++] = d;
+    if (first < 0 || a.tensor.numel() < 0 || first + a.tensor.numel() > tensor.numel()) {
+      throw InvalidRequestError(
+          str(a.tensor.shape_string(), " from element ", first, " on does not lie within ", tensor.shape_string()));
+    }
+    a.tensor.data = static_cast<char*>(tensor.data) + first * size_of(tensor.dtype);
+    return a;
+  }
+
   // bfloat16 has no number type in numpy: its bits come and go as uint16, and ops.py gives them their meaning.
   py::array numpy() const {
     const py::dtype type = tensor.dtype == DType::kFloat32 ? py::dtype::of<float>() : py::dtype::of<uint16_t>();
@@ -205,6 +219,7 @@ void bind_ops(py::module_& m) {
   py::class_<DeviceArray>(m, "DeviceArray", "A tensor on a device.")
       .def_property_readonly("shape", &DeviceArray::shape)
       .def_property_readonly("dtype", [](const DeviceArray& a) { return name_of(a.tensor.dtype); })
+      .def("view", &DeviceArray::view, py::arg("first"), py::arg("shape"), "A part of it in another shape, not copied.")
       .def("numpy", &DeviceArray::numpy, "A copy: float32, or uint16 with the bits of bfloat16.");
 
   py::class_<Batch>(m, "OpsBatch", "The part of a step's batch that rope_and_cache and paged_attention read.")

@@ -34,10 +34,13 @@ int64_t supported_positions(const ModelConfig& c) {
   const auto stretched = [&](int64_t n) { return static_cast<int64_t>(static_cast<double>(n) * rope.factor); };
   switch (rope.type) {
     case RopeType::kLinear:
-    case RopeType::kDynamic: return stretched(c.max_position_embeddings);
-    case RopeType::kYarn: return std::max(c.max_position_embeddings, stretched(rope.original_max_position));
+    case RopeType::kDynamic:
+      return stretched(c.max_position_embeddings);
+    case RopeType::kYarn:
+      return std::max(c.max_position_embeddings, stretched(rope.original_max_position));
     case RopeType::kDefault:
-    case RopeType::kLlama3: return c.max_position_embeddings;
+    case RopeType::kLlama3:
+      return c.max_position_embeddings;
   }
   return c.max_position_embeddings;
 }
@@ -48,11 +51,12 @@ constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 constexpr int64_t kLargestBlock = 65536;
 
 void require_range(const char* field, int64_t value, int64_t most) {
-  if (value < 1 || value > most)
-    throw InvalidRequestError(str(field, " must be in [1, ", most, "], got ", value));
+  if (value < 1 || value > most) throw InvalidRequestError(str(field, " must be in [1, ", most, "], got ", value));
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
 
 // splitmix64: spreads consecutive numbers over all 64 bits.
 uint64_t spread(uint64_t x) {
@@ -71,8 +75,7 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
   require_range("max_num_seqs", options_.max_num_seqs, kMostRows);
   require_range("max_num_batched_tokens", options_.max_num_batched_tokens, kMostRows);
   if (!(options_.memory_utilization > 0 && options_.memory_utilization <= 1))
-    throw InvalidRequestError(
-        str("gpu_memory_utilization must be in (0, 1], got ", options_.memory_utilization));
+    throw InvalidRequestError(str("gpu_memory_utilization must be in (0, 1], got ", options_.memory_utilization));
   if (options_.kv_cache_memory_bytes < 0)
     throw InvalidRequestError(str("kv_cache_memory_bytes must not be negative, got ", options_.kv_cache_memory_bytes));
 
@@ -81,8 +84,8 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
   if (options_.max_model_len == 0) options_.max_model_len = supported;
   require_range("max_model_len", options_.max_model_len, kMostRows);
   if (options_.max_model_len > supported && config.rope.type != RopeType::kDynamic)
-    throw InvalidRequestError(str("max_model_len is ", options_.max_model_len, ", but ", source, " supports ",
-                                  supported, " positions"));
+    throw InvalidRequestError(
+        str("max_model_len is ", options_.max_model_len, ", but ", source, " supports ", supported, " positions"));
 
   backend_ = make_backend(options_.backend);
   Weights weights = options_.dummy_weights

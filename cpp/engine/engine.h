@@ -43,8 +43,8 @@ struct EngineOptions {
 // What a step has to say about one sequence: usually a new token.
 struct StepOutput {
   std::string request_id;
-  int64_t index = 0;   // which of the n outputs
-  int32_t token = -1;  // -1: none, the request ended in another way
+  int64_t index = 0;                                       // which of the n outputs
+  int32_t token = -1;                                      // -1: none, the request ended in another way
   std::vector<TokenLogprob> logprobs;                      // of the token, when asked for: it, then the most likely
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // with a request's first output; element i is of token i+1
   FinishReason finish_reason = FinishReason::kNone;
@@ -55,13 +55,13 @@ struct StepOutput {
 
 struct EngineMetrics {
   int64_t num_steps = 0;
-  int64_t num_prompt_tokens = 0;      // of admitted requests, prefix hits included
+  int64_t num_prompt_tokens = 0;  // of admitted requests, prefix hits included
   int64_t num_generated_tokens = 0;
-  int64_t num_computed_tokens = 0;    // rows that went through the transformer, recomputation included
+  int64_t num_computed_tokens = 0;  // rows that went through the transformer, recomputation included
   int64_t num_preemptions = 0;
   int64_t num_finished = 0;
   int64_t num_aborted = 0;
-  int64_t bytes_read = 0;             // weights once a step, keys and values once a request and step
+  int64_t bytes_read = 0;  // weights once a step, keys and values once a request and step
   double schedule_seconds = 0;
   double forward_seconds = 0;
   double sample_seconds = 0;

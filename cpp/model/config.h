@@ -50,8 +50,8 @@ struct ModelConfig {
   int64_t kv_bytes_per_token(DType dtype) const { return 2 * num_layers * num_kv_heads * head_dim * size_of(dtype); }
 };
 
-// Parses and checks config.json. `source` names the file in error messages. Throws ModelLoadError: unknown family, unknown rope type, a missing
-// or impossible field, each by name.
+// Parses and checks config.json. `source` names the file in error messages. Throws ModelLoadError: unknown family,
+// unknown rope type, a missing or impossible field, each by name.
 ModelConfig parse_config(const std::string& json_text, const std::string& source);
 
 // The families of the table in config.cpp, for messages and `tiny-vllm info`.

@@ -8,7 +8,7 @@
 namespace tiny_vllm {
 namespace {
 
-constexpr int64_t kAlignment = 64;            // bytes: a cache line, and the widest vector register
+constexpr int64_t kAlignment = 64;             // bytes: a cache line, and the widest vector register
 constexpr int64_t kStagingElements = 1 << 20;  // converted at a time: 2-4 MB, small enough to stay in cache
 
 // One tensor of the checkpoint: (rows, cols), or (rows) when cols is 0.
@@ -46,8 +46,9 @@ std::vector<Slot> weight_table(const ModelConfig& c, Weights& w) {
                       {attn + "k_proj.weight", kv_rows, D},
                       {attn + "v_proj.weight", kv_rows, D}}});
     if (c.qkv_bias)
-      table.push_back({&layer.qkv_bias,
-                       {{attn + "q_proj.bias", q_rows}, {attn + "k_proj.bias", kv_rows}, {attn + "v_proj.bias", kv_rows}}});
+      table.push_back(
+          {&layer.qkv_bias,
+           {{attn + "q_proj.bias", q_rows}, {attn + "k_proj.bias", kv_rows}, {attn + "v_proj.bias", kv_rows}}});
     if (c.qk_norm) {
       table.push_back({&layer.q_norm, {{attn + "q_norm.weight", Dh}}});
       table.push_back({&layer.k_norm, {{attn + "k_norm.weight", Dh}}});
@@ -119,14 +120,16 @@ void check_against(const Checkpoint& checkpoint, const std::vector<Slot>& table,
     }
   }
   if (!missing.empty())
-    throw ModelLoadError(str(checkpoint.folder(), ": missing tensor", missing.size() > 1 ? "s " : " ", list_names(missing)));
+    throw ModelLoadError(
+        str(checkpoint.folder(), ": missing tensor", missing.size() > 1 ? "s " : " ", list_names(missing)));
 
   std::vector<std::string> unused;
   for (const std::string& name : checkpoint.names()) {
     if (known.count(name) != 0) continue;
     if (tied && name == "lm_head.weight")
-      w.notes.push_back(str(checkpoint.folder(),
-                            ": lm_head.weight is in the file, but config.json ties it to the embedding, which is used"));
+      w.notes.push_back(
+          str(checkpoint.folder(),
+              ": lm_head.weight is in the file, but config.json ties it to the embedding, which is used"));
     else
       unused.push_back(name);
   }

@@ -134,9 +134,8 @@ std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, int32
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   count = std::min<int64_t>(count, static_cast<int64_t>(order.size()));
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-  });
+  std::partial_sort(order.begin(), order.begin() + count, order.end(),
+                    [&](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); });
   for (int64_t i = 0; i < count; ++i) result.push_back({order[i], logprob(order[i]), i + 1});
   return result;
 }

@@ -8,12 +8,12 @@
 namespace tiny_vllm {
 
 struct SamplingParams {
-  int64_t n = 1;                        // outputs for one prompt
-  double temperature = 1.0;             // 0: greedy
-  int64_t top_k = 0;                    // 0 or -1: all
-  double top_p = 1.0;                   // in (0, 1]
-  double min_p = 0.0;                   // in [0, 1]
-  std::optional<int64_t> seed;          // absent: drawn from the engine's seed
+  int64_t n = 1;                           // outputs for one prompt
+  double temperature = 1.0;                // 0: greedy
+  int64_t top_k = 0;                       // 0 or -1: all
+  double top_p = 1.0;                      // in (0, 1]
+  double min_p = 0.0;                      // in [0, 1]
+  std::optional<int64_t> seed;             // absent: drawn from the engine's seed
   std::optional<int64_t> max_tokens = 16;  // absent: up to max_model_len
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;

@@ -2,7 +2,8 @@
 
 >>> from tiny_vllm import Engine, SamplingParams
 >>> engine = Engine()
->>> engine.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=1))[0].outputs[0].text
+>>> greedy = SamplingParams(temperature=0, max_tokens=1)
+>>> engine.generate("The capital of France is", greedy)[0].outputs[0].text
 ' Paris'
 """
 

@@ -8,7 +8,7 @@ class Error(Exception):
 
 
 class ModelLoadError(Error, ValueError):
-    """A model folder cannot be used. Says which file, which tensor or field, what was expected and what was found."""
+    """A model folder cannot be used. Says which file, tensor or field, and what was expected and found."""
 
 
 class InvalidRequestError(Error, ValueError):
