@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "bindings/bindings.h"
 #include "cpu/cpu_backend.h"
@@ -52,7 +53,7 @@ struct DeviceArray {
   }
 };
 
-Tensor tensor_or_none(const DeviceArray* array) { return array ? array->tensor : Tensor(); }
+Tensor tensor_or_none(const std::optional<DeviceArray>& array) { return array ? array->tensor : Tensor(); }
 
 Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
@@ -176,21 +177,22 @@ void bind_ops_class(py::module_& m) {
           NoGil(), py::arg("residual"), py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("out"))
       .def(
           "matmul",
-          [](Ops& ops, const DeviceArray& x, const DeviceArray& weight, const DeviceArray* bias,
+          [](Ops& ops, const DeviceArray& x, const DeviceArray& weight, const std::optional<DeviceArray>& bias,
              const DeviceArray& out) {
             ops.backend().matmul(x.tensor, weight.tensor, tensor_or_none(bias), out.tensor);
           },
-          NoGil(), py::arg("x"), py::arg("weight"), py::arg("bias").none(true), py::arg("out"))
+          NoGil(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"))
       .def(
           "rope_and_cache",
-          [](Ops& ops, const DeviceArray& qkv, const DeviceArray* q_norm, const DeviceArray* k_norm, float eps,
-             const Batch& batch, const DeviceArray& keys, const DeviceArray& values) {
+          [](Ops& ops, const DeviceArray& qkv, const std::optional<DeviceArray>& q_norm,
+             const std::optional<DeviceArray>& k_norm, float eps, const Batch& batch, const DeviceArray& keys,
+             const DeviceArray& values) {
             Backend& b = ops.backend();
             b.rope_and_cache(qkv.tensor, tensor_or_none(q_norm), tensor_or_none(k_norm), eps, b.upload(batch.step),
                              batch.shape, {keys.tensor, values.tensor});
           },
-          NoGil(), py::arg("qkv"), py::arg("q_norm").none(true), py::arg("k_norm").none(true), py::arg("eps"),
-          py::arg("batch"), py::arg("keys"), py::arg("values"))
+          NoGil(), py::arg("qkv"), py::arg("q_norm"), py::arg("k_norm"), py::arg("eps"), py::arg("batch"),
+          py::arg("keys"), py::arg("values"))
       .def(
           "paged_attention",
           [](Ops& ops, const DeviceArray& qkv, const Batch& batch, const DeviceArray& keys, const DeviceArray& values,

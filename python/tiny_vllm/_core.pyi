@@ -36,6 +36,10 @@ class DeviceArray:
         """
         A copy: float32, or uint16 with the bits of bfloat16.
         """
+    def view(self, first: typing.SupportsInt | typing.SupportsIndex, shape: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> DeviceArray:
+        """
+        A part of it in another shape, not copied.
+        """
     @property
     def dtype(self) -> str:
         ...
@@ -66,13 +70,13 @@ class Ops:
         ...
     def gather_rows(self, x: DeviceArray, rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], out: DeviceArray) -> None:
         ...
-    def matmul(self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray, out: DeviceArray) -> None:
+    def matmul(self, x: DeviceArray, weight: DeviceArray, bias: DeviceArray | None, out: DeviceArray) -> None:
         ...
     def paged_attention(self, qkv: DeviceArray, batch: OpsBatch, keys: DeviceArray, values: DeviceArray, out: DeviceArray) -> None:
         ...
     def rms_norm(self, x: DeviceArray, weight: DeviceArray, eps: typing.SupportsFloat | typing.SupportsIndex, out: DeviceArray) -> None:
         ...
-    def rope_and_cache(self, qkv: DeviceArray, q_norm: DeviceArray, k_norm: DeviceArray, eps: typing.SupportsFloat | typing.SupportsIndex, batch: OpsBatch, keys: DeviceArray, values: DeviceArray) -> None:
+    def rope_and_cache(self, qkv: DeviceArray, q_norm: DeviceArray | None, k_norm: DeviceArray | None, eps: typing.SupportsFloat | typing.SupportsIndex, batch: OpsBatch, keys: DeviceArray, values: DeviceArray) -> None:
         ...
     @property
     def description(self) -> str:
