@@ -83,16 +83,8 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ half of tiny_vllm. Private: use what the package tiny_vllm exports.";
   py::register_local_exception_translator(&tiny_vllm::translate);
   tiny_vllm::bind_machine(m);
-#ifdef TV_HAVE_BIND_OPS
   tiny_vllm::bind_ops(m);
-#endif
-#ifdef TV_HAVE_BIND_KV
   tiny_vllm::bind_kv(m);
-#endif
-#ifdef TV_HAVE_BIND_SAFETENSORS
   tiny_vllm::bind_safetensors(m);
-#endif
-#ifdef TV_HAVE_BIND_ENGINE
   tiny_vllm::bind_engine(m);
-#endif
 }
