@@ -4,13 +4,13 @@
     python benchmarks/cpu_kernels.py --isa avx2 --threads 1
     python benchmarks/cpu_kernels.py --json out.json
 
-A kernel that reads much and computes little (M = 1) is limited by memory: GB/s counts the weights, and its
-ceiling is a plain read of memory with the same threads, measured just before. A kernel that computes much
-(M = 512) is limited by arithmetic: its ceiling is the best GFLOP/s seen on a matmul whose operands stay in the
-caches.
+A kernel that reads much and computes little (M = 1) is limited by memory: GB/s counts the weights, and
+its ceiling is a plain read of memory with the same threads, measured just before. A kernel that computes
+much (M = 512) is limited by arithmetic: its ceiling is the best GFLOP/s seen on a matmul whose operands
+stay in the caches.
 
-Weights are taken from a large pool, another part each time, as a forward pass does. Every figure is the median
-of the rounds, and each kernel is compared with the reference once before it is timed.
+Weights are taken from a large pool, another part each time, as a forward pass does. Every figure is the
+median of the rounds, and each kernel is compared with the reference once before it is timed.
 """
 
 from __future__ import annotations
