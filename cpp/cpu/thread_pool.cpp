@@ -73,14 +73,19 @@ int available_cpus() {
 }
 
 // The threads, and what they and the caller say to each other.
+//
+// A loop is `parts` calls of a task. Whoever is free takes the next part, the caller among them, and the caller leaves
+// when all parts have ended. It does not wait for a worker that took none: on a busy machine one that sleeps may not
+// run again for milliseconds. Such a latecomer may find the next loop already begun, so nothing of a loop is read
+// before a part of it has been taken: from then on the loop cannot end without that part.
 struct ThreadPool::Crew {
-  // A new epoch is a new loop. Workers wait for it to change; task and parts are written before it does.
-  alignas(64) std::atomic<uint32_t> epoch{0};
   Task task;
   int64_t parts = 0;
-  bool stopping = false;
 
-  alignas(64) std::atomic<uint32_t> working{0};  // workers that have not ended this epoch
+  alignas(64) std::atomic<int64_t> untaken{0};   // parts that nobody has taken
+  alignas(64) std::atomic<uint32_t> unended{0};  // parts that have not ended
+  alignas(64) std::atomic<uint32_t> epoch{0};    // grows with each loop: what idle workers watch
+  std::atomic<bool> stopping{false};
 
   std::mutex failure_mutex;
   std::exception_ptr failure;
@@ -89,7 +94,7 @@ struct ThreadPool::Crew {
 
   explicit Crew(int workers) {
     try {
-      for (int i = 1; i <= workers; ++i) threads.emplace_back([this, i] { work(i); });
+      for (int i = 0; i < workers; ++i) threads.emplace_back([this] { work(); });
     } catch (const std::system_error& error) {
       const size_t started = threads.size();
       stop();
@@ -111,32 +116,38 @@ struct ThreadPool::Crew {
     epoch.notify_all();
   }
 
-  void do_part(int64_t part) noexcept {
-    try {
-      task.call(task.object, part);
-    } catch (...) {
-      std::lock_guard lock(failure_mutex);
-      if (!failure) failure = std::current_exception();
+  // Takes and does parts until none is left.
+  void do_parts() noexcept {
+    for (int64_t left = untaken.load(std::memory_order_acquire); left > 0;) {
+      if (!untaken.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+        continue;
+      try {
+        task.call(task.object, parts - left);
+      } catch (...) {
+        std::lock_guard lock(failure_mutex);
+        if (!failure) failure = std::current_exception();
+      }
+      if (unended.fetch_sub(1, std::memory_order_acq_rel) == 1) unended.notify_one();
+      left = untaken.load(std::memory_order_acquire);
     }
   }
 
-  void work(int64_t index) {
-    for (uint32_t seen = 0;;) {
+  void work() {
+    for (uint32_t seen = 0; !stopping.load(std::memory_order_acquire);) {
+      do_parts();
       wait_while_equal(epoch, seen);
-      ++seen;  // the caller waits for every worker, so no epoch is ever missed
-      if (stopping) return;
-      if (index < parts) do_part(index);
-      if (working.fetch_sub(1, std::memory_order_acq_rel) == 1) working.notify_one();
+      seen = epoch.load(std::memory_order_acquire);
     }
   }
 
   void run(int64_t new_parts, Task new_task) {
     task = new_task;
     parts = new_parts;
-    working.store(static_cast<uint32_t>(threads.size()), std::memory_order_relaxed);
+    unended.store(static_cast<uint32_t>(parts), std::memory_order_relaxed);
+    untaken.store(parts, std::memory_order_release);
     next_epoch();
-    do_part(0);
-    for (uint32_t left; (left = working.load(std::memory_order_acquire)) != 0;) wait_while_equal(working, left);
+    do_parts();
+    for (uint32_t left; (left = unended.load(std::memory_order_acquire)) != 0;) wait_while_equal(unended, left);
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
 };
@@ -190,7 +201,7 @@ ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads > 0 ? num_thr
 ThreadPool::~ThreadPool() { ForkGuard::instance().remove(this); }
 
 void ThreadPool::run(int64_t parts, Task task) {
-  if (busy_.exchange(true, std::memory_order_acquire)) {
+  if (parts <= 1 || num_threads_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t i = 0; i < parts; ++i) task.call(task.object, i);
     return;
   }

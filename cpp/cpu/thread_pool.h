@@ -25,34 +25,24 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // fn(begin, end) over contiguous parts of [0, n), one a thread, none smaller than `grain` unless n is.
+  // fn(begin, end) over contiguous parts of [0, n), none smaller than `grain` unless n is. There are a few parts for
+  // each thread, and whoever is done takes the next: cores are not equally fast, and some are busy with other things.
   // An exception of fn reaches the caller, after all parts have ended.
   // A loop inside a loop, or from a second caller at the same time, runs on its own thread alone.
   template <typename Fn>
   void parallel_for(int64_t n, int64_t grain, Fn&& fn) {
     if (n <= 0) return;
-    const int64_t parts = std::min<int64_t>(num_threads_, std::max<int64_t>(1, n / std::max<int64_t>(1, grain)));
-    if (parts == 1) {
-      fn(int64_t{0}, n);
-      return;
-    }
+    const int64_t most = num_threads_ == 1 ? 1 : kPartsPerThread * num_threads_;
+    const int64_t parts = std::clamp<int64_t>(n / std::max<int64_t>(1, grain), 1, most);
     auto part = [&](int64_t i) { fn(n * i / parts, n * (i + 1) / parts); };
     run(parts, Task::of(part));
   }
 
-  // fn(index) for each of [0, n), handed out one at a time: for items of unequal cost.
+  // fn(index) for each of [0, n), handed out one at a time: for few items of unequal cost.
   template <typename Fn>
   void parallel_items(int64_t n, Fn&& fn) {
-    std::atomic<int64_t> next{0};
-    auto part = [&](int64_t) {
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) fn(i);
-    };
-    const int64_t parts = std::min<int64_t>(num_threads_, n);
-    if (parts <= 1) {
-      part(0);
-    } else {
-      run(parts, Task::of(part));
-    }
+    auto part = [&](int64_t i) { fn(i); };
+    run(n, Task::of(part));
   }
 
  private:
@@ -67,6 +57,8 @@ class ThreadPool {
     }
   };
   struct Crew;
+
+  static constexpr int64_t kPartsPerThread = 4;
 
   void run(int64_t parts, Task task);
 

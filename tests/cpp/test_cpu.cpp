@@ -149,6 +149,9 @@ TEST(cpu_ops_refuse_what_does_not_fit_together) {
   CHECK_THROWS(InternalError, "row 2 of a tensor (2, 4)", backend->gather_rows(tensor({2, 4}), &row, tensor({1, 4})));
 }
 
+// ThreadSanitizer does not let the child of a fork start threads.
+#if !defined(__SANITIZE_THREAD__)
+
 // Calls fn in the child of a fork. True when it returned true within ten seconds.
 template <typename Fn>
 bool in_child(Fn&& fn) {
@@ -195,6 +198,8 @@ TEST(thread_pool_works_in_the_child_of_a_fork_in_the_middle_of_a_loop) {
   other.join();
   CHECK(sums_up(pool));
 }
+
+#endif
 
 TEST(read_bandwidth_is_a_speed) { CHECK(measure_read_bandwidth(2, int64_t{8} << 20) > 0.01); }
 
