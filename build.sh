@@ -91,7 +91,8 @@ else
   echo "building tiny-vllm"
   rm -f "$stamps/build"
   mapfile -t requirements < <(build_requirements)
-  pip install "${requirements[@]}" "cmake>=3.26" "ninja>=1.11"
+  # The pip that comes with an older Python does not know -C.
+  pip install "pip>=23.1" "${requirements[@]}" "cmake>=3.26" "ninja>=1.11"
   # Without build isolation the paths stay the same from build to build, and ninja recompiles what changed only.
   PATH="$VENV/bin:$PATH" run_logged build "$PY" -m pip --disable-pip-version-check install -v --no-build-isolation \
     -Cbuild-dir="$ROOT/build/dev" -e "$ROOT"
