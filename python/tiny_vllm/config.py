@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,9 @@ class EngineConfig:
         "auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32")
     )
     load_format: str = _option(
-        "auto", "auto reads the folder's weights, dummy makes random ones", ("auto", "dummy")
+        "auto",
+        "where the weights come from: the model's files (auto), or random numbers (dummy)",
+        ("auto", "dummy"),
     )
     max_model_len: int | None = _option(
         None, "most tokens of one request, prompt and output; default: the model's limit"
@@ -46,7 +49,9 @@ class EngineConfig:
     max_num_seqs: int = _option(64, "most requests that run at once")
     max_num_batched_tokens: int = _option(512, "most tokens computed in one step")
     block_size: int = _option(16, "tokens in a block of the KV cache")
-    kv_cache_memory_bytes: int | None = _option(None, "size of the KV cache; default: from the free memory")
+    kv_cache_memory_bytes: int | None = _option(
+        None, "bytes of the KV cache; default: a share of the free memory"
+    )
     gpu_memory_utilization: float | None = _option(
         None, "share of the device's free memory for the KV cache; default: 0.9 on a GPU, 0.5 on a CPU"
     )
@@ -60,14 +65,17 @@ class EngineConfig:
         "instruction set of the CPU kernels; auto takes the best this machine has",
         ("auto", "reference", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"),
     )
-    seed: int = _option(0, "of dummy weights, and of requests that bring no seed")
+    seed: int = _option(
+        0,
+        "draws the weights of load_format=dummy, and tokens of requests whose SamplingParams have no seed",
+    )
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             choices = f.metadata["choices"]
             if choices and value not in choices:
-                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}; got {value!r}")
+                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}, got {value!r}")
             kind = str(f.type)
             if value is None and "None" in kind:
                 continue
@@ -80,10 +88,25 @@ class EngineConfig:
             else:
                 wanted, ok = "a string", isinstance(value, str)
             if not ok:
-                raise InvalidRequestError(f"{f.name} must be {wanted}; got {value!r}")
+                raise InvalidRequestError(f"{f.name} must be {wanted}, got {value!r}")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
-                raise InvalidRequestError(f"{name} must be in [1, {most}]; got {value}")
+                raise InvalidRequestError(f"{name} must be in [1, {most}], got {value}")
         if not 0 <= self.seed < 2**63:
-            raise InvalidRequestError(f"seed must be in [0, 2**63); got {self.seed}")
+            raise InvalidRequestError(f"seed must be in [0, 2**63), got {self.seed}")
+
+
+def _attributes() -> str:
+    """What help(EngineConfig) says of each option, from the one place where it is written."""
+    lines = ["", "    Attributes:"]
+    for f in dataclasses.fields(EngineConfig):
+        choices = f" One of {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
+        default = "" if f.default is None else f" Default: {f.default}."
+        text = f"{f.name}: {f.metadata['doc']}.{choices}{default}"
+        lines += textwrap.wrap(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    return "\n".join(lines) + "\n    "
+
+
+if EngineConfig.__doc__:  # not with python -OO
+    EngineConfig.__doc__ += _attributes()
