@@ -87,7 +87,7 @@ def test_a_seed_repeats(run: Run, rand_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--block-size", "0"], r"InvalidRequestError: block_size must be in \[1, 65536\]; got 0"),
+        (["--block-size", "0"], r"InvalidRequestError: block_size must be in \[1, 65536\], got 0"),
         (["--temperature", "-1"], "InvalidRequestError: temperature must be"),
         (["--max-tokens", "0"], "InvalidRequestError: max_tokens must be"),
         (["--max-model-len", "5"], "InvalidRequestError: prompt has 5 tokens"),

@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -129,11 +129,13 @@ class Engine:
             raise TypeError(f"Engine() has no option {', '.join(map(repr, unknown))}")
         self.config = EngineConfig(**options)
         self.model_folder = resolve_model(model, revision=revision, token=hf_token)
+        config_file = self.model_folder / "config.json"
+        if not config_file.exists():
+            raise ModelLoadError(f"{self.model_folder} is not a model folder: it has no config.json")
         self.tokenizer = (
             Tokenizer.from_folder(self.model_folder) if _has_tokenizer(self.model_folder) else None
         )
         self._generation_config = load_generation_config(self.model_folder, self.tokenizer)
-        config_file = self.model_folder / "config.json"
         try:
             config_json = config_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -232,6 +234,11 @@ class Engine:
                 cannot, the others run, and a refused one's output has ``finish_reason="error"`` and the
                 message in ``stop_reason``.
         """
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequestError(
+                "prompts must be text, token ids, a dict with 'prompt' or 'prompt_token_ids', or a list of "
+                f"these, got {type(prompts).__name__}"
+            )
         batch: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         if isinstance(sampling_params, Sequence):
             if len(sampling_params) != len(batch):
@@ -287,6 +294,7 @@ class Engine:
             InvalidRequestError: as :meth:`generate`; the model has no chat template, or messages are
                 malformed.
         """
+        _require_list_of_messages(messages)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
         prompts = [self._chat_prompt(conversation, add_generation_prompt) for conversation in conversations]
@@ -398,10 +406,10 @@ class Engine:
 
     def _add(self, request_id: str, prompt: Prompt, params: SamplingParams | None, owned: bool) -> _Request:
         if not isinstance(request_id, str):
-            raise InvalidRequestError(f"request_id must be a string; got {request_id!r}")
+            raise InvalidRequestError(f"request_id must be a string, got {request_id!r}")
         params = params or self.default_sampling_params()
         if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"sampling_params must be SamplingParams; got {type(params).__name__}")
+            raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         text, ids = self._tokens_of(prompt)
         completions = [
             CompletionOutput(
@@ -431,7 +439,7 @@ class Engine:
             unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids"})
             if unknown or not prompt:
                 raise InvalidRequestError(
-                    f"a prompt dict has 'prompt' or 'prompt_token_ids'; got {sorted(prompt)}"
+                    f"a prompt dict has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}"
                 )
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), self._tokens_of(prompt["prompt_token_ids"])[1]
@@ -444,17 +452,18 @@ class Engine:
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
             raise InvalidRequestError(
-                f"prompt must be text or a list of token ids; got {type(prompt).__name__}"
+                f"prompt must be text or a list of token ids, got {type(prompt).__name__}"
             )
         ids: list[Any] = list(prompt)
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not -(2**31) <= token < 2**31:
                 raise InvalidRequestError(
-                    f"prompt token ids must be integers of the vocabulary; got {token!r}"
+                    f"prompt token ids must be integers of the vocabulary, got {token!r}"
                 )
         return None, ids
 
     def _chat_prompt(self, messages: Sequence[Message], add_generation_prompt: bool) -> dict[str, Any]:
+        _require_list_of_messages(messages)
         if self.tokenizer is None:
             raise InvalidRequestError(f"{self.model_folder} has no tokenizer, so there is no chat template")
         text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=add_generation_prompt)
@@ -517,6 +526,14 @@ def _is_single(prompts: object) -> bool:
     if isinstance(prompts, (str, Mapping)):
         return True
     return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def _require_list_of_messages(messages: object) -> None:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of such lists, '
+            f"got {type(messages).__name__}"
+        )
 
 
 def _refused(request_id: str, prompt: Prompt, error: InvalidRequestError) -> RequestOutput:

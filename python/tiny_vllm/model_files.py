@@ -53,7 +53,7 @@ def resolve_model(
     )
     if is_path or path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(text):
         raise ModelLoadError(
-            f"{path}: no such folder or file (looked in {Path.cwd()}), and not the form of a Hub id"
+            f"{path}: no such folder or file (looked in {Path.cwd()}); a model on the Hub is named owner/name"
         )
     return download(
         text, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only

@@ -35,14 +35,14 @@ def _integer(name: str, value: object, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer{' or None' if optional else ''}; got {value!r}")
+        raise InvalidRequestError(f"{name} must be an integer{' or None' if optional else ''}, got {value!r}")
     if not -(2**63) <= value < 2**63:
-        raise InvalidRequestError(f"{name} must fit in 64 bits; got {value!r}")
+        raise InvalidRequestError(f"{name} must fit in 64 bits, got {value!r}")
 
 
 def _number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number; got {value!r}")
+        raise InvalidRequestError(f"{name} must be a finite number, got {value!r}")
 
 
 class SamplingParams:
@@ -97,17 +97,22 @@ class SamplingParams:
         _integer("max_tokens", max_tokens, optional=True)
         _integer("logprobs", logprobs, optional=True)
         _integer("prompt_logprobs", prompt_logprobs, optional=True)
+        for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+            if count is not None and not 0 <= count < 2**31:
+                raise InvalidRequestError(
+                    f"{name} must be between 0 and the number of tokens in the vocabulary, got {count}"
+                )
         if not isinstance(ignore_eos, bool):
-            raise InvalidRequestError(f"ignore_eos must be True or False; got {ignore_eos!r}")
+            raise InvalidRequestError(f"ignore_eos must be True or False, got {ignore_eos!r}")
         if stop_token_ids is None:
             stop_token_ids = ()
         if isinstance(stop_token_ids, (str, bytes)) or not isinstance(stop_token_ids, Iterable):
-            raise InvalidRequestError(f"stop_token_ids must be a list of integers; got {stop_token_ids!r}")
+            raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {stop_token_ids!r}")
         ids = list(stop_token_ids)
         for token in ids:
             _integer("stop_token_ids", token)
             if not 0 <= token < 2**31:
-                raise InvalidRequestError(f"stop_token_ids must be in the vocabulary; got {token}")
+                raise InvalidRequestError(f"stop_token_ids must be in the vocabulary, got {token}")
 
         self.n = n
         self.temperature = float(temperature)
