@@ -42,7 +42,7 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
     if (!progress.is_none()) progress(done, total);
   };
   py::gil_scoped_release release;
-  return std::make_unique<Engine>(config_json, source, folder, options, report);
+  return std::make_unique<Engine>(config_json, source, folder, options, make_backend(options.backend), report);
 }
 
 // The lock is free while the step computes. The outputs are in the caller's list before Python looks at signals again,

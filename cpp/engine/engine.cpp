@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <span>
 #include <utility>
@@ -12,20 +11,6 @@ namespace tiny_vllm {
 namespace {
 
 constexpr int64_t kMaxLogitsRows = 64;  // rows of logits held at a time: 64 x 128,256 x 4 bytes = 33 MB
-
-class Stopwatch {
- public:
-  // Seconds since the last call, or since construction.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-    return seconds;
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 // Positions that the model was made for. Linear, dynamic and yarn scaling stretch them by `factor`; llama3 checkpoints
 // state the stretched length themselves.
@@ -69,8 +54,8 @@ uint64_t spread(uint64_t x) {
 }  // namespace
 
 Engine::Engine(const std::string& config_json, const std::string& source, const std::string& folder,
-               EngineOptions options, const LoadProgress& progress)
-    : options_(std::move(options)) {
+               EngineOptions options, std::unique_ptr<Backend> backend, const LoadProgress& progress)
+    : options_(std::move(options)), backend_(std::move(backend)) {
   require_range("block_size", options_.block_size, kLargestBlock);
   require_range("max_num_seqs", options_.max_num_seqs, kMostRows);
   require_range("max_num_batched_tokens", options_.max_num_batched_tokens, kMostRows);
@@ -87,7 +72,6 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
     throw InvalidRequestError(
         str("max_model_len is ", options_.max_model_len, ", but ", source, " supports ", supported, " positions"));
 
-  backend_ = make_backend(options_.backend);
   Weights weights = options_.dummy_weights
                         ? dummy_weights(config, options_.dtype, options_.seed, *backend_, progress)
                         : load_weights(config, Checkpoint::open(folder), options_.dtype, *backend_, progress);
@@ -191,6 +175,17 @@ std::vector<StepOutput> Engine::step() {
   std::vector<StepOutput> outputs;
   if (plan.chunks.empty()) return outputs;
 
+  try {
+    run(plan, watch, outputs);
+  } catch (const std::exception& error) {
+    give_up(plan, error.what(), outputs);
+  }
+  ++metrics_.num_steps;
+  std::erase_if(requests_, [](const auto& entry) { return entry.second.num_unfinished == 0; });
+  return outputs;
+}
+
+void Engine::run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>& outputs) {
   for (const BlockCopy& copy : plan.copies) transformer_->copy_block(copy.src, copy.dst);
   std::vector<LogitsRow> rows;
   const StepBatch batch = make_batch(plan, rows);
@@ -214,10 +209,27 @@ std::vector<StepOutput> Engine::step() {
       take_row(rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
     metrics_.sample_seconds += watch.lap();
   }
+}
 
-  ++metrics_.num_steps;
-  std::erase_if(requests_, [](const auto& entry) { return entry.second.num_unfinished == 0; });
-  return outputs;
+// The blocks of these requests may hold anything now, so none of them can go on. All others can.
+void Engine::give_up(const StepPlan& plan, const char* error, std::vector<StepOutput>& outputs) {
+  for (const ScheduledChunk& chunk : plan.chunks) {
+    Group& group = requests_.at(chunk.request->id);
+    for (int64_t i = 0; i < chunk.request->params.n; ++i) {
+      Request* sequence = i < std::ssize(group.sequences) ? group.sequences[i].get() : nullptr;  // null: not yet forked
+      if (group.num_unfinished == 0 || (sequence && sequence->state == RequestState::kFinished)) continue;
+      StepOutput out;
+      out.request_id = chunk.request->id;
+      out.index = i;
+      out.finish_reason = FinishReason::kError;
+      out.error = str("the forward pass failed: ", error);
+      outputs.push_back(std::move(out));
+      if (sequence) scheduler_->remove(sequence);
+      if (sequence) sequence->finish_reason = FinishReason::kError;
+      ++metrics_.num_finished;
+      --group.num_unfinished;
+    }
+  }
 }
 
 // Lays the plan's chunks end to end, and lists the rows whose logits are wanted.

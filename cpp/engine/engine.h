@@ -4,8 +4,8 @@
 // last known token was among them gets its next one. Text is somebody else's work (Python): here are only token ids.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +23,7 @@ namespace tiny_vllm {
 
 // Defaults live in Python (EngineConfig); here every field is given.
 struct EngineOptions {
-  BackendOptions backend;
+  BackendOptions backend;  // what the engine's backend was made from
   DType dtype = DType::kBFloat16;
   bool dummy_weights = false;
   uint64_t seed = 0;
@@ -71,9 +71,10 @@ struct EngineMetrics {
 class Engine {
  public:
   // config_json is the text of config.json; source its name, for messages. folder holds the safetensors files.
+  // The backend is the engine's own from then on.
   // Throws ModelLoadError, InvalidRequestError (an option), OutOfMemoryError or DeviceError; nothing is leaked then.
   Engine(const std::string& config_json, const std::string& source, const std::string& folder, EngineOptions options,
-         const LoadProgress& progress);
+         std::unique_ptr<Backend> backend, const LoadProgress& progress);
   ~Engine();
 
   // Throws InvalidRequestError: the id is in use, no tokens, a token outside the vocabulary, a parameter out of range,
@@ -83,7 +84,8 @@ class Engine {
   // Ends all sequences of the request and gives their blocks back. False if there is no such request.
   bool abort_request(const std::string& id);
 
-  // Runs one step. Empty when there was nothing to do.
+  // Runs one step. Empty when there was nothing to do. When the forward pass fails (no memory, a device error), the
+  // requests that were part of the step end with FinishReason::kError and the reason; the others go on.
   std::vector<StepOutput> step();
 
   bool has_unfinished_requests() const { return !requests_.empty(); }
@@ -105,12 +107,29 @@ class Engine {
     bool forked = false;
   };
 
-  int64_t choose_num_blocks() const;
+  // Seconds since the last call of lap(), or since construction.
+  class Stopwatch {
+   public:
+    double lap() {
+      const auto now = std::chrono::steady_clock::now();
+      const double seconds = std::chrono::duration<double>(now - last_).count();
+      last_ = now;
+      return seconds;
+    }
+
+   private:
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  };
+
   // One row of logits that a step has to look at: for the next token of a sequence, or for a prompt logprob.
   struct LogitsRow {
     Request* request;
     int64_t position;  // of the token that was the row's input
   };
+
+  int64_t choose_num_blocks() const;
+  void run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>& outputs);
+  void give_up(const StepPlan& plan, const char* error, std::vector<StepOutput>& outputs);
   StepBatch make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows) const;
   void take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void append_token(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);

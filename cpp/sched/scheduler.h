@@ -66,7 +66,8 @@ class Scheduler {
   // Throws InvalidRequestError when the request could never run: the message has the need and the capacity.
   void add(Request* request);
 
-  // Takes a request out, in any state, and gives all its blocks back. Not between schedule() and commit().
+  // Takes a request out, in any state, and gives all its blocks back. Not between schedule() and commit(),
+  // unless the plan has failed: then all its requests must go, for their blocks may hold anything.
   void remove(Request* request);
 
   virtual StepPlan schedule() = 0;
