@@ -153,6 +153,25 @@ def test_tiny_pool(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_preempted_in_the_middle_of_a_prompt(dtype: str, folder_of: Callable[[str], Path]) -> None:
+    """One that decodes takes the blocks of one that is still reading its prompt and reporting on it."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=1, prompt_logprobs=2, ignore_eos=True)
+    prompts = [prompt_of(4, seed=1), prompt_of(60, seed=2)]
+    expected = [
+        exact(o) for p in prompts for o in open_engine(folder_of(dtype), dtype=dtype).generate(p, params)
+    ]
+    engine = open_engine(folder_of(dtype), dtype=dtype, num_blocks=20, block_size=4, max_num_batched_tokens=4)
+    engine.add_request("0", prompts[0], params)
+    engine.step()
+    engine.add_request("1", prompts[1], params)
+    while not engine.metrics()["num_preemptions"]:
+        assert [o.request_id for o in engine.step()] == ["0"]
+    last = finish(engine)
+    assert [exact(last["0"]), exact(last["1"])] == expected
+    check_all_blocks_are_back(engine)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_instruction_set(
     dtype: str, folder_of: Callable[[str], Path], alone: Callable[..., list[Any]]
 ) -> None:

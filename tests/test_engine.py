@@ -102,6 +102,17 @@ def test_logprobs_are_of_the_models_distribution(engine: Engine) -> None:
     for i in range(8):
         assert longer.prompt_logprobs[20 + i] == completion.logprobs[i]
 
+    # Each row begins with the prompt's own token; with 0 nothing else is in it.
+    for count in (0, 3):
+        short = engine.generate(prompt, greedy(1, prompt_logprobs=count))[0].prompt_logprobs
+        assert short is not None
+        for row, whole, token in zip(short[1:], longer.prompt_logprobs[1:20], prompt[1:], strict=True):
+            assert row is not None
+            assert whole is not None
+            assert next(iter(row)) == token
+            assert count <= len(row) <= count + 1
+            assert all(whole[t] == entry for t, entry in row.items())
+
 
 def test_a_batch_keeps_its_order(engine: Engine, answer: Callable[..., RequestOutput]) -> None:
     prompts = [prompt_of(n, seed=n) for n in (40, 1, 17, 3)]
