@@ -1,14 +1,25 @@
 #!/usr/bin/env bash
 # Builds tiny-vllm into .venv of this folder, with what it needs from PyPI. Called again, it builds what changed.
 #
-#   ./build.sh [EXTRA...]   EXTRA: test, lint, hf, server, bench (the extras of pyproject.toml)
+#   ./build.sh [EXTRA...]   EXTRA brings the packages of an extra of pyproject.toml too:
+#     test      for the tests
+#     lint      for lint.sh
+#     hf        torch and transformers, to compare with
+#     bench     for benchmarks over HTTP, which are not there yet
+#     server    dependencies of the HTTP server, which is not there yet
 #   PYTHON=python3.12       which Python makes the .venv (3.10 or newer; default: the first good one on PATH)
 #   CMAKE_ARGS=-DTINY_VLLM_CUDA=ON    options of CMakeLists.txt
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
-  exit
-fi
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+#
+# The first build takes about 2 minutes on 2 cores. What pip and the compiler say goes to build/logs.
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
+
+help_if_asked "$@"
+known=$(sed -n '/^\[project.optional-dependencies\]/,/^\[project.scripts\]/s/^\([a-z]*\) = \[.*/\1/p' "$ROOT/pyproject.toml")
+known=${known//$'\n'/ }
+for extra in "$@"; do
+  [[ $extra != -* ]] || wrong_use "no option is called $extra"
+  [[ " $known " == *" $extra "* ]] || wrong_use "no extra is called $extra; there are: $known"
+done
 
 good_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
@@ -88,7 +99,7 @@ now=$(fingerprint)
 if [[ $(cat "$stamps/build" 2>/dev/null) == "$now" ]]; then
   echo "tiny-vllm is up to date"
 else
-  echo "building tiny-vllm"
+  echo "building tiny-vllm (about 2 minutes the first time; what the compiler says is in $LOGS/build.log)"
   rm -f "$stamps/build"
   mapfile -t requirements < <(build_requirements)
   # The pip that comes with an older Python does not know -C.
@@ -99,10 +110,8 @@ else
   echo "$now" >"$stamps/build"
 fi
 
-known=$("$PY" -c 'from importlib.metadata import metadata; print(*metadata("tiny-vllm").get_all("Provides-Extra"))')
 extras_version=$(sha256sum <"$ROOT/pyproject.toml")
 for extra in "$@"; do
-  [[ " $known " == *" $extra "* ]] || die "no extra is called $extra; there are: $known"
   [[ $(cat "$stamps/extra-$extra" 2>/dev/null) == "$extras_version" ]] && continue
   echo "installing the extra [$extra]"
   # pip takes the tiny-vllm that is installed, and only adds what the extra needs.

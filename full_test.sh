@@ -1,32 +1,31 @@
 #!/usr/bin/env bash
 # Everything there is to test, in stages; about 20 minutes on 2 cores. All stages run, and the end says which failed.
+# Brings PyTorch and transformers into .venv, to compare with: a large download. The fast tests alone: ./test.sh
 #
 #   ./full_test.sh             what this machine can run; a missing tool is named and its stage left out
 #   ./full_test.sh --strict    a stage that is left out counts as failed
 #   ./full_test.sh --gpu       the tests that need an NVIDIA GPU
 #   ./full_test.sh STAGE...    some stages: build lint unit old_cpu asan tsan fuzz aarch64 pytest
 #   FUZZ_SECONDS=60            how long each fuzzer runs
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
 ALL=(build lint unit old_cpu asan tsan fuzz aarch64 pytest)
 strict=false
 gpu=false
 one=
 stages=()
+help_if_asked "$@"
 for argument in "$@"; do
   case $argument in
-    -h | --help)
-      sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
-      exit
-      ;;
     --strict) strict=true ;;
     --gpu) gpu=true ;;
     --one)
       one=$2
       break
       ;;
+    -*) wrong_use "no option is called $argument" ;;
     *)
-      [[ " ${ALL[*]} " == *" $argument "* ]] || die "no stage is called $argument; there are: ${ALL[*]}"
+      [[ " ${ALL[*]} " == *" $argument "* ]] || wrong_use "no stage is called $argument; there are: ${ALL[*]}"
       stages+=("$argument")
       ;;
   esac

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Formatting and static checks: clang-format, ruff, mypy. ./lint.sh --fix formats what can be formatted.
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+# Formatting and static checks: clang-format, ruff, mypy.
+#
+#   ./lint.sh          only says what is wrong
+#   ./lint.sh --fix    first formats what can be formatted
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
-case ${1:-} in
+help_if_asked "$@"
+case $* in
   "") fix=false ;;
   --fix) fix=true ;;
-  *) die "usage: $0 [--fix]" ;;
+  *) wrong_use "the only option is --fix; got $*" ;;
 esac
 
 "$ROOT/build.sh" lint

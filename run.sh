@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
 # Builds tiny-vllm if need be and generates text: ./run.sh "The capital of France is". Options: ./run.sh --help
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
+if [[ ! -x $PY ]]; then
+  cache=${XDG_CACHE_HOME:-~/.cache}/tiny-vllm
+  echo "The first run makes .venv and builds the engine: about 2 minutes on 2 cores, logs in $LOGS." >&2
+  echo "Then it fetches the default model (93 MB) into ${TINY_VLLM_CACHE:-$cache}; TINY_VLLM_CACHE names another folder." >&2
+fi
 "$ROOT/build.sh" >&2
 exec "$PY" -m tiny_vllm run "$@"

@@ -1,5 +1,5 @@
-# Shared by the scripts of the repository root, which source it. It finds the repository wherever it is called from,
-# and keeps to its own .venv whatever environment happens to be active.
+# Shared by the scripts of the repository root, which source it. They find the repository wherever they are called from,
+# through symbolic links too, and keep to its own .venv whatever environment happens to be active.
 # shellcheck shell=bash
 set -euo pipefail
 
@@ -12,6 +12,27 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX
 die() {
   printf '%s\n' "$*" >&2
   exit 1
+}
+
+# The comment at the head of the script that was called says how to use it.
+usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"; }
+
+# help_if_asked ARGUMENT...: prints the usage and ends the script when one of them is -h or --help.
+help_if_asked() {
+  local argument
+  for argument in "$@"; do
+    if [[ $argument == -h || $argument == --help ]]; then
+      usage
+      exit 0
+    fi
+  done
+}
+
+# wrong_use WHAT: the script was called with something that it does not know.
+wrong_use() {
+  printf '%s\n\n' "$(basename "$0"): $*" >&2
+  usage >&2
+  exit 2
 }
 
 # run_logged NAME COMMAND...: quiet while all is well; on failure the end of the output, and where the rest is.
@@ -32,7 +53,8 @@ cmake_venv() { PATH="$VENV/bin:$PATH" "$VENV/bin/cmake" "$@"; }
 # prepare_profile TOOL WHERE-FROM SCENARIO: ends with one sentence when the scenario, the tool or a GPU is missing.
 prepare_profile() {
   local tool=$1 where=$2 scenario=${3:-} reason
-  [[ $scenario =~ ^(prefill|decode-1|decode-64)$ ]] || die "usage: $0 prefill|decode-1|decode-64"
+  [[ $scenario ]] || wrong_use "a scenario is missing"
+  [[ $scenario =~ ^(prefill|decode-1|decode-64)$ ]] || wrong_use "no scenario is called $scenario"
   command -v "$tool" >/dev/null || die "$tool is missing: install $where, and put it on PATH."
   "$ROOT/build.sh"
   reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
