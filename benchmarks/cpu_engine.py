@@ -4,6 +4,8 @@
     python benchmarks/cpu_engine.py --rounds 5 --json out.json
     python benchmarks/cpu_engine.py --model DIR --dummy      # any config.json, random weights
 
+Progress goes to standard error, the table to standard output; with llama.cpp three rounds take some minutes.
+
 Every engine gets the same bf16 weights, the same number of threads and the same random token ids: one
 prompt of 512 tokens, 128 new tokens; then 8 prompts at once. Engines take turns, round by round, because
 the memory bandwidth of shared machines drifts within a minute; the table shows the median of the rounds.
@@ -20,6 +22,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,9 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_vllm import Engine, SamplingParams, _core
+from tiny_vllm import Engine, Error, SamplingParams, _core
 
 PROMPT, NEW, BATCH = 512, 128, 8
+PEERS = ("llama.cpp", "transformers")
+
+
+def say(text: str) -> None:
+    """What is going on, for the one who waits."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def prompts(count: int, vocab_size: int, seed: int) -> list[list[int]]:
@@ -174,10 +183,11 @@ def installed_peers(model: Path, threads: int, folder: Path, wanted: list[str]) 
     }
     peers = []
     for name in wanted:
+        say(f"loading the model into {name}")
         try:
             peers.append(makers[name]())
         except ImportError as error:
-            print(f"{name}: not installed ({error.name}), left out")
+            say(f"{name}: not installed ({error.name}), left out")
     return peers
 
 
@@ -196,31 +206,69 @@ def processor() -> str:
         return platform.processor()
 
 
-def main() -> None:
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more; got {text!r}")
+    return int(text)
+
+
+def peer_names(text: str) -> list[str]:
+    """The argument of --peers."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"no engine is called {name!r}; there are: {', '.join(PEERS)}")
+    return list(dict.fromkeys(names))
+
+
+def writable_file(text: str) -> Path:
+    """The argument of --json, looked at before the work and not after it."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: the bundled model")
     parser.add_argument("--dummy", action="store_true", help="random weights; peers are left out")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", default="llama.cpp,transformers", help="comma-separated; empty: none")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument(
+        "--peers",
+        type=peer_names,
+        default=list(PEERS),
+        help=f"some of {','.join(PEERS)} (the default); empty: none",
+    )
     parser.add_argument("--isa", default="auto", help="instruction set of our kernels")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    args = parser.parse_args()
+    parser.add_argument("--json", type=writable_file, help="write all figures here")
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = arguments()
     options: dict[str, Any] = {"cpu_isa": args.isa, "load_format": "dummy" if args.dummy else "auto"}
-    ours = TinyVllm(args.model, args.threads, **options)
+    say(f"loading the model into {TinyVllm.name}")
+    try:
+        ours = TinyVllm(args.model, args.threads, **options)
+    except Error as error:
+        sys.exit(f"cpu_engine.py: error: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        wanted = [] if args.dummy else [p for p in args.peers.split(",") if p]
+        wanted = [] if args.dummy else args.peers
         engines = [ours, *installed_peers(ours.engine.model_folder, args.threads, Path(folder), wanted)]
         results: dict[str, dict[int, list[dict[str, float]]]] = {e.name: {1: [], BATCH: []} for e in engines}
         bandwidth = []
         for engine in engines:  # warm-up: page in the weights, start the threads
+            say(f"warm-up: {engine.name}")
             engine.run(prompts(1, ours.vocab_size, 0))
         for round_number in range(args.rounds):
             for size in (1, BATCH):
                 for engine in engines:
+                    say(f"round {round_number + 1} of {args.rounds}, batch of {size}: {engine.name}")
                     bandwidth.append(_core.measure_read_bandwidth(args.threads))
                     figures = engine.run(prompts(size, ours.vocab_size, 1 + round_number))
                     results[engine.name][size].append(figures)
