@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import shutil
 import sys
 import tarfile
@@ -96,6 +97,18 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         name for name in names if name.startswith("tiny_vllm/") and not name.endswith(".so")
     } == package | {"tiny_vllm/py.typed"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_wheel_says_what_it_is(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Author"] == "The tiny-vllm authors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "bash run.sh" in metadata.get_payload()
+    assert "inference" in metadata["Keywords"]
+    assert set(metadata.get_all("Provides-Extra")) == {"test", "bench", "server", "hf", "lint"}
 
 
 def test_sdist_holds_the_source_and_no_leftovers(sdist: Path) -> None:
