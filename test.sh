@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The fast tests, C++ and Python: about two minutes on 2 cores, after the build. The last line says what was skipped and why.
+# The fast tests, C++ and Python: about 2 minutes on 2 cores, after the build. The end says what was skipped, and why.
+# What compares with PyTorch and transformers is skipped until ./build.sh hf, or ./full_test.sh, has brought these.
 #
 #   ./test.sh                  all of them
 #   ./test.sh -k scheduler     arguments go to pytest; for its options: .venv/bin/python -m pytest --help
@@ -7,18 +8,15 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
 help_if_asked "$@"
 "$ROOT/build.sh" test
-build_cpp_tests "$ROOT/build/dev"
-"$ROOT/build/dev/tiny_vllm_tests"
 cd "$ROOT"
+# pytest looks at its options, and does nothing yet.
+problem=$("$PY" -m pytest --markers "$@" 2>&1 >/dev/null) || wrong_use "$problem"
+build_cpp_tests build/dev
+build/dev/tiny_vllm_tests
+
 report=$LOGS/pytest.xml
 rm -f "$report"
 status=0
 "$PY" -m pytest -q -n auto -m "not slow and not gpu" --junitxml="$report" "$@" || status=$?
-if [[ -e $report ]]; then
-  "$PY" -c '
-import collections, sys, xml.etree.ElementTree as tree
-skipped = [s.get("message") for s in tree.parse(sys.argv[1]).iter("skipped") if s.get("type") == "pytest.skip"]
-reasons = [f"{count} x {reason}" for reason, count in collections.Counter(skipped).most_common()]
-print(f"{len(skipped)} skipped" + ": " * bool(reasons) + "; ".join(reasons))' "$report"
-fi
+[[ ! -e $report ]] || "$PY" scripts/skip_reasons.py "$report"
 exit $status

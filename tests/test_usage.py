@@ -1,0 +1,144 @@
+"""What the scripts say before they build anything: help, wrong use, and what the first run will do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import packaging_steps as steps
+import pytest
+
+WITH_HELP = ("build.sh", "test.sh", "full_test.sh", "lint.sh", "nsys.sh", "ncu.sh")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The scripts alone, in a folder without .venv."""
+    folder = tmp_path / "tiny vllm é"
+    shutil.copytree(steps.ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*WITH_HELP, "run.sh", "pyproject.toml"):
+        shutil.copy2(steps.ROOT / name, folder / name)
+    return folder
+
+
+def call(script: Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """With a PATH that holds a few tools and neither Python nor compiler nor profiler."""
+    tools = cwd / "tools"
+    tools.mkdir(exist_ok=True)
+    for tool in ("bash", "env", "dirname", "basename", "readlink", "sed", "mkdir"):
+        if not (tools / tool).exists():
+            (tools / tool).symlink_to(shutil.which(tool) or "")
+    return subprocess.run(
+        [script, *arguments],
+        cwd=cwd,
+        env=steps.clean_environment(PATH=str(tools), **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"]], ids=str)
+@pytest.mark.parametrize("script", WITH_HELP)
+def test_help_is_printed_and_nothing_is_built(
+    bare: Path, tmp_path: Path, script: str, arguments: list[str]
+) -> None:
+    done = call(bare / script, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"\n  ./{script} " in done.stdout
+    assert not (bare / ".venv").exists()
+    assert not (bare / "build").exists()
+
+
+@pytest.mark.parametrize("script", WITH_HELP)
+def test_scripts_find_the_repository_through_links(bare: Path, tmp_path: Path, script: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "first").symlink_to(f"../{bare.name}/{script}")
+    (tmp_path / "second").symlink_to("bin/first")
+    done = call(tmp_path / "second", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"\n  ./{script} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ("build.sh", ["--wrong"], "no option is called --wrong"),
+        ("build.sh", ["test", "nosuch"], "no extra is called nosuch; there are: server bench test lint hf"),
+        ("lint.sh", ["--wrong"], "the only option is --fix; got --wrong"),
+        ("lint.sh", ["--fix", "cpp"], "the only option is --fix; got --fix cpp"),
+        ("full_test.sh", ["--wrong"], "no option is called --wrong"),
+        ("full_test.sh", ["nosuch"], "no stage is called nosuch; there are: build lint unit"),
+        ("nsys.sh", [], "a scenario is missing"),
+        ("nsys.sh", ["decode-3"], "no scenario is called decode-3"),
+        ("ncu.sh", ["--wrong"], "no scenario is called --wrong"),
+        ("ncu.sh", ["prefill", "attention", "matmul"], "too many arguments: matmul"),
+    ],
+)
+def test_wrong_use_is_answered_with_the_usage(
+    bare: Path, tmp_path: Path, script: str, arguments: list[str], expected: str
+) -> None:
+    done = call(bare / script, *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{script}: {expected}")
+    assert done.stderr.split("\n\n", 1)[1] == call(bare / script, "--help", cwd=tmp_path).stdout
+    assert not (bare / "build").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "scenario", "expected"),
+    [
+        ("nsys.sh", "prefill", "nsys is missing: install Nsight Systems"),
+        ("ncu.sh", "decode-64", "ncu is missing: install Nsight Compute"),
+    ],
+)
+def test_a_missing_profiler_is_one_sentence(
+    bare: Path, tmp_path: Path, script: str, scenario: str, expected: str
+) -> None:
+    done = call(bare / script, scenario, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(expected)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "cache"),
+    [
+        ({"TINY_VLLM_CACHE": "/some/models", "XDG_CACHE_HOME": "/xdg"}, "/some/models"),
+        ({"TINY_VLLM_CACHE": "", "XDG_CACHE_HOME": "/xdg"}, "/xdg/tiny-vllm"),
+        ({"TINY_VLLM_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/home/ada"}, "/home/ada/.cache/tiny-vllm"),
+    ],
+)
+def test_the_first_run_says_what_it_will_do(
+    bare: Path, tmp_path: Path, env: dict[str, str], cache: str
+) -> None:
+    """It ends where the build wants a Python."""
+    done = call(bare / "run.sh", "Hello", cwd=tmp_path, PYTHON="/nowhere/python3", **env)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert f"about 2 minutes on 2 cores, logs in {bare}/build/logs." in done.stderr
+    assert f"The default model (93 MB) is kept in {cache}, or where TINY_VLLM_CACHE says." in done.stderr
+    assert "tiny-vllm needs Python 3.10 or newer" in done.stderr
+
+
+def test_skips_are_told_with_their_reasons(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("""
+import pytest
+def test_good(): pass
+@pytest.mark.skipif(True, reason="no GPU")
+def test_skipped(): pass
+@pytest.mark.parametrize("i", range(2))
+def test_skipped_inside(i): pytest.skip("no qemu")
+@pytest.mark.xfail
+def test_known(): assert False
+""")
+    report = tmp_path / "report.xml"
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    steps.run(*pytest_run, "--rootdir", tmp_path, tmp_path, cwd=tmp_path)
+    out = steps.run(sys.executable, steps.ROOT / "scripts/skip_reasons.py", report, cwd=tmp_path)
+    assert out == "3 skipped: 2 x no qemu; 1 x no GPU\n"
+    steps.run(*pytest_run, "--rootdir", tmp_path, "-k", "good", tmp_path, cwd=tmp_path)
+    out = steps.run(sys.executable, steps.ROOT / "scripts/skip_reasons.py", report, cwd=tmp_path)
+    assert out == "0 skipped\n"
