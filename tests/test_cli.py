@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import sys
 import warnings
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import fixtures
 import numpy as np
 import pytest
+import tiny_vllm
 from helpers import greedy, open_engine
-from tiny_vllm import EngineConfig, cli
+from tiny_vllm import EngineConfig, SamplingParams, _core, cache, cli
 
 MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
 
@@ -24,7 +28,9 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.monkeypatch, self.capsys = monkeypatch, capsys
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", "80")
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+            monkeypatch.delenv(name, raising=False)
 
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
@@ -48,13 +54,14 @@ def test_one_prompt(run: Run, rand_folder: Path) -> None:
     code, out, err = run("run", "Hello", "--model", str(rand_folder), "--max-tokens", "6", *MODEL_OPTIONS)
     answer = open_engine(rand_folder).generate("Hello", greedy(6))[0].outputs[0].text
     assert (code, out) == (0, f"Hello{answer}\n")
-    assert re.search(r"5 prompt \+ 6 generated tokens, .* tok/s, .* GB/s", err)
+    # One line, and no empty ones: where nobody watches there are no bars.
+    assert re.fullmatch(r"5 prompt \+ 6 generated tokens \(cut at --max-tokens\), .* tok/s, .* GB/s\n", err)
 
 
 def test_several_prompts(run: Run, rand_folder: Path, tmp_path: Path) -> None:
     """From the arguments, then from a file or standard input, one a line."""
     answers = open_engine(rand_folder).generate(["a", "b c", "é"], greedy(3))
-    expected = "".join(f"--- {o.prompt}\n{o.outputs[0].text}\n" for o in answers)
+    expected = "\n".join(f"--- {o.prompt}\n{o.outputs[0].text}\n" for o in answers)
     (tmp_path / "prompts.txt").write_text("b c\n\n  \né\n", encoding="utf-8")
     common = ["--model", str(rand_folder), "--max-tokens", "3", *MODEL_OPTIONS]
     for arguments, stdin in (
@@ -64,7 +71,7 @@ def test_several_prompts(run: Run, rand_folder: Path, tmp_path: Path) -> None:
     ):
         code, out, err = run("run", *arguments, *common, stdin=stdin)
         assert (code, out) == (0, expected)
-        assert "9 generated tokens, 3 requests" in err
+        assert re.fullmatch(r".* 9 generated tokens \(3 answers cut at --max-tokens\), 3 requests, .*\n", err)
 
 
 def test_chat(run: Run, tmp_path: Path) -> None:
@@ -73,15 +80,44 @@ def test_chat(run: Run, tmp_path: Path) -> None:
     common = ["--model", str(tmp_path), "--max-tokens", "3", "--chat", *MODEL_OPTIONS]
     assert run("run", "hi", *common)[:2] == (0, "AAA\n")  # the answer alone
     code, out, err = run("run", "hi", "you", *common)
-    assert (code, out) == (0, "--- hi\nAAA\n--- you\nAAA\n")
+    assert (code, out) == (0, "--- hi\nAAA\n\n--- you\nAAA\n")
     assert "7 prompt + 6 generated tokens" in err
+
+
+def test_what_cut_an_answer(run: Run, tmp_path: Path) -> None:
+    """Nothing is said of an answer that came to its end; a longer limit of the request is not blamed."""
+    fixtures.write_fixed(tmp_path, [0.0] * 65 + [1.0] + [0.0] * 200)
+    fixtures.write_byte_tokenizer(tmp_path)
+    common = ["run", "hi", "--model", str(tmp_path), *MODEL_OPTIONS]
+    err = run(*common, "--max-model-len", "6")[2]
+    assert (
+        "2 prompt + 4 generated tokens (cut at --max-model-len, --max-tokens or the KV cache), first" in err
+    )
+    fixtures.write_json(tmp_path / "generation_config.json", {"eos_token_id": [65]})
+    err = run(*common)[2]
+    assert "2 prompt + 1 generated tokens, first" in err
 
 
 def test_a_seed_repeats(run: Run, rand_folder: Path) -> None:
     common = ["run", "x", "--model", str(rand_folder), "--temperature", "1", "--top-k", "50", *MODEL_OPTIONS]
-    first = run(*common, "--sampling-seed", "3")
-    assert first[:2] == run(*common, "--sampling-seed", "3")[:2]
-    assert first[:2] != run(*common, "--sampling-seed", "4")[:2]
+    first = run(*common, "--seed", "3")
+    assert first[0] == 0
+    assert first[:2] == run(*common, "--seed", "3")[:2]
+    assert first[:2] != run(*common, "--seed", "4")[:2]
+    # It is the seed of SamplingParams.
+    params = SamplingParams(temperature=1, top_k=50, seed=3, max_tokens=128)
+    assert first[1] == f"x{open_engine(rand_folder).generate('x', params)[0].outputs[0].text}\n"
+
+
+def test_without_a_seed_each_run_draws_anew(run: Run, rand_folder: Path) -> None:
+    """But random weights stay the same: greedy answers of a dummy model repeat."""
+    common = ["run", "x", "--model", str(rand_folder), *MODEL_OPTIONS]
+    assert run(*common, "--temperature", "1")[:2] != run(*common, "--temperature", "1")[:2]
+    code, out, _ = run("run", *["x"] * 2, *common[2:], "--temperature", "1")
+    first, second = out.removeprefix("--- x\n").split("\n\n--- x\n")
+    assert code == 0
+    assert first != second.removesuffix("\n")
+    assert run(*common, "--load-format", "dummy")[:2] == run(*common, "--load-format", "dummy")[:2]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +125,7 @@ def test_a_seed_repeats(run: Run, rand_folder: Path) -> None:
     [
         (["--block-size", "0"], r"InvalidRequestError: block_size must be in \[1, 65536\], got 0"),
         (["--temperature", "-1"], "InvalidRequestError: temperature must be"),
+        (["--temperature", "1", "--top-p", "0"], "InvalidRequestError: top_p must be"),
         (["--max-tokens", "0"], "InvalidRequestError: max_tokens must be"),
         (["--max-model-len", "5"], "InvalidRequestError: prompt has 5 tokens"),
         (["--chat"], "InvalidRequestError: .* has no chat template"),
@@ -107,9 +144,20 @@ def test_errors_are_one_sentence(run: Run, rand_folder: Path, arguments: list[st
     ("arguments", "message"),
     [
         (["run"], "give a prompt"),
+        (["run", "x", "--sampling-seed", "1"], "--sampling-seed"),
+        (["run", "x", "--top-p", "1.0"], "--top-p: has no effect at temperature 0; give --temperature"),
+        (["run", "x", "--top-k", "5"], "--top-k: has no effect at temperature 0; give --temperature"),
+        (["run", "x", "--file", os.devnull], f"--file: {os.devnull} holds no prompt; write one a line"),
+        (["run", "--file", "-"], "--file: standard input holds no prompt; write one a line"),
+        (["bench", "--enable-prefix-caching"], "--enable-prefix-caching"),
+        (["bench", "--seed", "1"], "--seed"),
+        (["bench", "sprint"], "'sprint' is not one of prefill, decode-1, decode-64"),
         (["run", "x", "--scheduler", "orca"], "orca"),
         (["run", "x", "--top-q", "1"], "--top-q"),
-        (["run", "--file", "/not/there.txt"], "/not/there.txt cannot be read"),
+        (
+            ["run", "--file", "/not/there.txt"],
+            "--file: /not/there.txt cannot be read: No such file or directory\n",
+        ),
         (["fly"], "fly"),
     ],
 )
@@ -117,6 +165,7 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+    assert err.startswith("Usage: tiny-vllm ")
 
 
 def test_an_answer_that_ends_in_an_error(run: Run, tmp_path: Path) -> None:
@@ -128,20 +177,115 @@ def test_an_answer_that_ends_in_an_error(run: Run, tmp_path: Path) -> None:
     code, out, err = run("run", "x", "--model", str(tmp_path), *MODEL_OPTIONS)
     assert (code, out) == (1, "x\n")
     assert "NaN" in err
+    # In a batch the others are answered; the answers alone are on standard output.
     code, out, err = run("run", "x", "y", "--max-tokens", "1", "--model", str(tmp_path), *MODEL_OPTIONS)
-    assert code == 0
-    assert "NaN" in out.splitlines()[1]
+    answer = open_engine(tmp_path).generate("y", greedy(1))[0].outputs[0].text
+    assert (code, out) == (1, f"--- y\n{answer}\n")
+    assert re.search("^no answer to 'x': .*NaN", err)
 
 
-def test_every_engine_option_is_a_flag(run: Run) -> None:
-    code, out, _ = run("run", "--help")
-    assert code == 0
-    for f in fields(EngineConfig):
-        assert f"--{f.name.replace('_', '-')}" in out
+def test_a_prompt_that_is_refused(run: Run, rand_folder: Path) -> None:
+    common = ["--model", str(rand_folder), "--max-tokens", "2", "--max-model-len", "8", *MODEL_OPTIONS]
+    answer = open_engine(rand_folder).generate("b", greedy(2))[0].outputs[0].text
+    code, out, err = run("run", "ab" * 50, "b", *common)
+    assert (code, out) == (1, f"--- b\n{answer}\n")
+    assert f"no answer to '{'ab' * 28}a...': prompt has 100 tokens" in err
+    assert "2 generated tokens" in err
 
 
-def test_info(run: Run) -> None:
+def test_the_help_fits_80_columns(run: Run) -> None:
+    """Every option of the engine is there, whole."""
+    for command, left_out in (("run", set()), ("bench", {"enable_prefix_caching", "seed"})):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert "…" not in out
+        assert out.startswith(f"Usage: tiny-vllm {command} ")
+        for f in fields(EngineConfig):
+            name = re.search(rf"--{f.name.replace('_', '-')}\s", out)
+            assert (name is not None) == (f.name not in left_out), f.name
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"tiny-vllm {tiny_vllm.__version__}\n", "")
+
+
+def test_the_name_it_is_called_by() -> None:
+    done = subprocess.run([sys.executable, "-m", "tiny_vllm", "run"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: tiny-vllm run ")
+
+
+def test_info(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(index=1, name="Some GPU", compute_capability=90, memory_bytes=80 * 10**9)
+    monkeypatch.setattr(_core, "cuda_devices", lambda: ([], "no driver"))
     code, out, _ = run("info")
     assert code == 0
     for name in ("version", "compiler", "instruction_sets", "cuda_reason"):
-        assert re.search(f"^{name}: ", out, re.MULTILINE)
+        assert re.search(f"^  {name}: ", out, re.MULTILINE)
+    assert not re.search(r"\[|True|False", out)
+    assert f"instruction_sets: {' '.join(_core.build_info()['instruction_sets'])}\n" in out
+    assert f"  cpu: instruction sets {_core.available_isas()[0]} (default), " in out
+    assert out.endswith("  cuda: none (no driver)\n")
+    monkeypatch.setattr(_core, "cuda_devices", lambda: ([gpu], ""))
+    assert run("info")[1].endswith("reference\n  cuda:1: Some GPU, compute capability 9.0, 80.0 GB\n")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "requests", "expected"),
+    [("decode-1", 1, "128 new"), ("prefill", 1, "512 prompt"), ("decode-64", 64, "64 new")],
+)
+def test_bench(run: Run, rand_folder: Path, scenario: str, requests: int, expected: str) -> None:
+    options = [*MODEL_OPTIONS[:-1], str(2**26), "--max-num-batched-tokens", "4096"]
+    code, out, _ = run("bench", scenario, "--model", str(rand_folder), *options)
+    assert code == 0
+    steps = {"decode-1": "128 steps", "prefill": "1 step", "decode-64": "64 steps"}[scenario]
+    load = r"(\d+) x \((\d+) prompt \+ (\d+) new\)"
+    match = re.fullmatch(rf"{scenario}: {load} in (.*) s, (.*) (\w+) tok/s, {steps}, .* GB/s read\n", out)
+    assert match is not None, out
+    count, kind = expected.split()
+    assert (int(match[1]), match[6]) == (requests, kind)
+    assert match[2 if kind == "prompt" else 3] == count
+
+
+def test_bench_counts_only_what_ran(run: Run, rand_folder: Path) -> None:
+    """A load that is cut short or refused is not the load of that name: no figures."""
+    common = ["--model", str(rand_folder), *MODEL_OPTIONS, "--max-model-len", "64"]
+    code, out, err = run("bench", "decode-1", *common)
+    assert (code, out) == (1, "")
+    assert "decode-1: a request stopped after 32 of its 128 tokens; it needs room for 160" in err
+    code, out, err = run("bench", "prefill", *common)
+    assert (code, out) == (1, "")
+    assert "prompt has 512 tokens" in err
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the error stream were a terminal."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(cache.console, "is_interactive", True)
+
+
+def test_bars_take_turns(
+    run: Run, rand_folder: Path, terminal: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights' bar begins when the model is there: what fetches it has bars of its own."""
+
+    def fetch(model: str) -> Path:
+        print("[fetching]", file=sys.stderr)
+        return Path(model)
+
+    monkeypatch.setattr(cli, "resolve_model", fetch)
+    _, _, err = run("run", "x", "--model", str(rand_folder), "--max-tokens", "1", *MODEL_OPTIONS)
+    before, after = err.split("[fetching]")
+    assert before == ""
+    assert "Loading weights" in after
+
+
+def test_a_bar_leaves_nothing_behind(run: Run, rand_folder: Path, terminal: None) -> None:
+    _, _, err = run("run", "x", "y", "--model", str(rand_folder), "--max-tokens", "1", *MODEL_OPTIONS)
+    bars, figures = err.rsplit("\x1b[2K", 1)  # erases the line that the cursor is on
+    assert "Loading weights" in bars
+    assert "2/2" in bars
+    assert re.fullmatch(r"2 prompt \+ 2 generated tokens .*\n", figures)

@@ -1,78 +1,92 @@
-"""The command line: ``tiny-vllm run``, ``tiny-vllm info``."""
+"""The command line: ``tiny-vllm run``, ``tiny-vllm bench``, ``tiny-vllm info``."""
 
 from __future__ import annotations
 
 import inspect
+import secrets
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from tiny_vllm import _core
+from tiny_vllm.cache import byte_progress, console, count_progress
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
+from tiny_vllm.model_files import resolve_model
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
 
+# Plain help instead of panels: those cut long option names short in a terminal of 80 columns.
 app = typer.Typer(
     help="tiny-vllm: an LLM inference engine small enough to read.",
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(stderr=True)  # progress and figures; the answer alone goes to standard output
 
 
-def _with_engine_options(command: Any) -> Any:
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tiny-vllm {_core.build_info()['version']}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def _with_engine_options(*left_out: str) -> Callable[[Any], Any]:
     """Gives a command one flag for each field of EngineConfig, so that no option is written twice."""
-    hints = get_type_hints(EngineConfig)
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    flags = []
-    for f in fields(EngineConfig):
-        if f.name in signature.parameters:
-            continue
-        kind: Any = Literal[f.metadata["choices"]] if f.metadata["choices"] else hints[f.name]
-        kind = Annotated[kind, typer.Option(help=f.metadata["doc"], rich_help_panel="Engine")]
-        flags.append(
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kind)
-        )
-    command.__signature__ = signature.replace(parameters=[*own, *flags])
-    return command
+
+    def add_flags(command: Any) -> Any:
+        hints = get_type_hints(EngineConfig)
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        flags = []
+        for f in fields(EngineConfig):
+            if f.name in left_out:
+                continue
+            kind: Any = Literal[f.metadata["choices"]] if f.metadata["choices"] else hints[f.name]
+            doc = f.metadata["doc"]
+            kind = Annotated[kind, typer.Option(help=f"{doc[0].upper()}{doc[1:]}.")]
+            flags.append(
+                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kind)
+            )
+        command.__signature__ = signature.replace(parameters=[*own, *flags])
+        return command
+
+    return add_flags
 
 
 def _load(model: str | None, options: dict[str, Any]) -> Engine:
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task("Loading weights", total=None)
-        return Engine(
-            model, progress=lambda done, total: bar.update(task, completed=done, total=total), **options
-        )
+    folder = resolve_model(model)  # may fetch and convert, with bars of its own
+    with byte_progress("Loading weights") as progress:
+        return Engine(folder, progress=progress, **options)
 
 
 @app.command()
-@_with_engine_options
+@_with_engine_options("seed")  # this --seed is the requests' own
 def run(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="One prompt is streamed; several run as one batch.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read more prompts from a file, one a line.")
+        Path | None,
+        typer.Option("--file", "-f", help="Read more prompts from a file, one a line; - is standard input."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
@@ -81,35 +95,63 @@ def run(
         bool, typer.Option("--chat", help="Each prompt is a user's message: use the chat template.")
     ] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 always takes the likeliest token; above 0 tokens are drawn.")
+    ] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw from this many likeliest tokens; 0 is all.")] = 0,
-    sampling_seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+        float | None,
+        typer.Option(
+            help="Draw from the likeliest tokens that hold this much probability. Default: from all."
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from this many likeliest tokens. Default: from all.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the same tokens each time. Default: others each time.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Complete prompts, or answer them with --chat."""
     texts = list(prompts or [])
     if file is not None:
-        texts += [line for line in _read(file).splitlines() if line.strip()]
+        texts += _read_prompts(file)
     if not texts:
         raise typer.BadParameter("give a prompt, or --file FILE")
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=sampling_seed
-    )
+    if temperature == 0:
+        for name, value in (("--top-p", top_p), ("--top-k", top_k)):
+            if value is not None:
+                raise typer.BadParameter(
+                    "has no effect at temperature 0; give --temperature too", param_hint=name
+                )
+    params = [
+        SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=1.0 if top_p is None else top_p,
+            top_k=0 if top_k is None else top_k,
+            seed=secrets.randbits(63) if seed is None else seed,
+        )
+        for _ in texts
+    ]
     engine = _load(model, options)
     if len(texts) == 1:
-        _run_one(engine, texts[0], chat, params)
+        _run_one(engine, texts[0], chat, params[0])
     else:
         _run_batch(engine, texts, chat, params)
 
 
-def _read(file: Path) -> str:
+def _read_prompts(file: Path) -> list[str]:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise typer.BadParameter(f"{file} cannot be read: {reason}", param_hint="--file") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        where = "standard input" if str(file) == "-" else str(file)
+        raise typer.BadParameter(f"{where} holds no prompt; write one a line", param_hint="--file")
+    return lines
 
 
 def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> None:
@@ -139,69 +181,72 @@ def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> N
     first = f"first after {times.first_token_time - times.arrival_time:.2f} s"
     if generated == 1:  # there was no decode step to time
         seconds, bytes_read = times.finished_time - times.arrival_time, engine.metrics()["bytes_read"]
-    _print_figures(
-        engine, len(output.prompt_token_ids), generated, max(generated - 1, 1), seconds, bytes_read, first
-    )
+    _print_figures(engine, [output], params, first, max(generated - 1, 1), seconds, bytes_read)
 
 
-def _run_batch(engine: Engine, texts: list[str], chat: bool, params: SamplingParams) -> None:
+def _run_batch(engine: Engine, texts: list[str], chat: bool, params: list[SamplingParams]) -> None:
+    """Answers on standard output. Prompts without an answer on standard error, and in the exit code."""
     start = time.monotonic()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bar:
-        task = bar.add_task("Requests", total=len(texts))
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with count_progress("Requests") as progress:
         if chat:
-            outputs = engine.chat(
-                [[{"role": "user", "content": t}] for t in texts], params, progress=progress
-            )
+            conversations = [[{"role": "user", "content": t}] for t in texts]
+            outputs = engine.chat(conversations, params, progress=progress)
         else:
             outputs = engine.generate(texts, params, progress=progress)
     seconds = time.monotonic() - start
-    for text, output in zip(texts, outputs, strict=True):
-        print(f"--- {text}")
-        completion = output.outputs[0]
-        print(
-            completion.text if completion.finish_reason != "error" else f"(refused: {completion.stop_reason})"
-        )
-    prompt_tokens = sum(len(o.prompt_token_ids) for o in outputs)
-    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
-    _print_figures(
-        engine,
-        prompt_tokens,
-        generated,
-        generated,
-        seconds,
-        engine.metrics()["bytes_read"],
-        f"{len(texts)} requests",
+    answered = [(t, o) for t, o in zip(texts, outputs, strict=True) if o.outputs[0].finish_reason != "error"]
+    print(
+        "\n".join(f"--- {text}\n{output.outputs[0].text}\n" for text, output in answered), end="", flush=True
     )
+    for text, output in zip(texts, outputs, strict=True):
+        if output.outputs[0].finish_reason == "error":
+            prompt = text if len(text) <= 60 else f"{text[:57]}..."
+            _say(f"no answer to {prompt!r}: {output.outputs[0].stop_reason}")
+    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
+    bytes_read = engine.metrics()["bytes_read"]
+    _print_figures(engine, outputs, params[0], f"{len(texts)} requests", generated, seconds, bytes_read)
+    if len(answered) < len(texts):
+        raise typer.Exit(1)
 
 
 def _print_figures(
     engine: Engine,
-    prompt_tokens: int,
-    generated: int,
+    outputs: list[RequestOutput],
+    params: SamplingParams,
+    first: str,
     timed: int,
     seconds: float,
     bytes_read: float,
-    first: str,
 ) -> None:
     """The last line. GB/s counts weights once a step and keys and values once a request and step."""
+    prompt_tokens = sum(len(o.prompt_token_ids) for o in outputs)
+    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
     rate = bytes_read / seconds / 1e9
     peak = _core.measure_read_bandwidth(engine.config.num_threads or 0)
-    console.print(
-        f"{prompt_tokens} prompt + {generated} generated tokens, {first}, {timed / seconds:.1f} tok/s, "
-        f"{rate:.1f} GB/s read, {100 * rate / peak:.0f}% of this machine's {peak:.1f} GB/s",
-        highlight=False,
-        soft_wrap=True,
+    _say(
+        f"{prompt_tokens} prompt + {generated} generated tokens{_cut(outputs, params)}, {first}, "
+        f"{timed / seconds:.1f} tok/s, {rate:.1f} GB/s read, "
+        f"{100 * rate / peak:.0f}% of this machine's {peak:.1f} GB/s"
     )
+
+
+def _cut(outputs: list[RequestOutput], params: SamplingParams) -> str:
+    """Says how many answers did not come to their own end, and why. "" when all did."""
+    cut = [o.outputs[0] for o in outputs if o.outputs[0].finish_reason == "length"]
+    if not cut:
+        return ""
+    own = all(len(c.token_ids) == params.max_tokens for c in cut)
+    who = f"{_count(len(cut), 'answer')} " if len(outputs) > 1 else ""
+    return f" ({who}cut at {'--max-tokens' if own else '--max-model-len, --max-tokens or the KV cache'})"
+
+
+def _count(number: float, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _say(text: str) -> None:
+    """A line on standard error: the answer alone goes to standard output."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 _SCENARIOS = {  # name: (prompts, tokens of each, tokens to generate)
@@ -212,7 +257,8 @@ _SCENARIOS = {  # name: (prompts, tokens of each, tokens to generate)
 
 
 @app.command()
-@_with_engine_options
+# The prompts would all be found in the prefix cache after the warm-up; and a seed would draw nothing here.
+@_with_engine_options("enable_prefix_caching", "seed")
 def bench(
     scenario: Annotated[str, typer.Argument(help=f"One of {', '.join(_SCENARIOS)}.")] = "decode-1",
     model: Annotated[str | None, typer.Option(help="As for run.")] = None,
@@ -230,14 +276,23 @@ def bench(
     engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     before = engine.metrics()
     start = time.monotonic()
-    engine.generate(prompts, params)
+    outputs = engine.generate(prompts, params)
     seconds = time.monotonic() - start
     after = engine.metrics()
-    tokens = requests * (prompt_tokens if new_tokens == 1 else new_tokens)
+    for output in outputs:
+        completion = output.outputs[0]
+        if completion.finish_reason == "error":
+            raise Error(f"{scenario}: a request failed: {completion.stop_reason}")
+        if len(completion.token_ids) < new_tokens:  # another load than its name says
+            raise Error(
+                f"{scenario}: a request stopped after {len(completion.token_ids)} of its {new_tokens} "
+                f"tokens; it needs room for {prompt_tokens + new_tokens} (--max-model-len, and the KV cache)"
+            )
+    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
+    tokens, kind = (requests * prompt_tokens, "prompt") if new_tokens == 1 else (generated, "new")
     print(
         f"{scenario}: {requests} x ({prompt_tokens} prompt + {new_tokens} new) in {seconds:.3f} s, "
-        f"{tokens / seconds:.1f} {'prompt' if new_tokens == 1 else 'new'} tok/s, "
-        f"{after['num_steps'] - before['num_steps']} steps, "
+        f"{tokens / seconds:.1f} {kind} tok/s, {_count(after['num_steps'] - before['num_steps'], 'step')}, "
         f"{(after['bytes_read'] - before['bytes_read']) / seconds / 1e9:.1f} GB/s read"
     )
 
@@ -245,19 +300,31 @@ def bench(
 @app.command()
 def info() -> None:
     """How this package was built, and which devices it sees."""
-    out = Console()
+    print("Build")
     for name, value in _core.build_info().items():
-        out.print(f"{name}: {value}", highlight=False, soft_wrap=True)
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        print(f"  {name}: {' '.join(value) if isinstance(value, list) else value}")
+    best, *others = _core.available_isas()
+    print("Devices")
+    print(f"  cpu: instruction sets {', '.join([f'{best} (default)', *others])}")
+    gpus, why_none = _core.cuda_devices()
+    if not gpus:
+        print(f"  cuda: none ({why_none})")
+    for gpu in gpus:
+        capability = f"{gpu.compute_capability // 10}.{gpu.compute_capability % 10}"
+        memory = f"{gpu.memory_bytes / 1e9:.1f} GB"
+        print(f"  cuda:{gpu.index}: {gpu.name}, compute capability {capability}, {memory}")
 
 
 def main() -> None:
     """Entry point. Errors that a person can mend are one sentence, not a traceback."""
-    warnings.showwarning = lambda message, *_, **__: console.print(f"note: {message}", highlight=False)
+    warnings.showwarning = lambda message, *_, **__: _say(f"note: {message}")
     try:
-        app()
+        app(prog_name="tiny-vllm")  # also when started as python -m tiny_vllm
     except Error as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _say(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
