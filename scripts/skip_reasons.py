@@ -1,4 +1,4 @@
-"""Says in one line which tests were skipped, and why: skip_reasons.py REPORT, as pytest --junitxml wrote it."""
+"""Says in one line which tests were skipped, and why: skip_reasons.py REPORT, as pytest --junitxml wrote."""
 
 from __future__ import annotations
 
