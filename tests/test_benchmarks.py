@@ -37,7 +37,7 @@ def engines_of_table(text: str) -> list[str]:
         (["--json", "/nowhere/out.json"], "argument --json: '/nowhere/out.json' cannot be written"),
         (["--model", "/nowhere"], "/nowhere: no such folder or file"),
     ],
-    ids=" ".join,
+    ids=str,
 )
 def test_wrong_arguments_are_one_sentence(tmp_path: Path, arguments: list[str], expected: str) -> None:
     done = run(*arguments, cwd=tmp_path)

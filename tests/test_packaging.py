@@ -11,6 +11,7 @@ from pathlib import Path
 
 import packaging_steps as steps
 import pytest
+from conftest import missing
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +140,7 @@ def test_wheel_works_in_a_clean_environment(wheel_python: Path, tmp_path: Path) 
 def test_wheel_runs_on_an_old_processor(wheel_python: Path, tmp_path: Path) -> None:
     """Nehalem is of 2008: no AVX, no FMA. Haswell is of 2013: no AVX-512."""
     if shutil.which("qemu-x86_64") is None:
-        pytest.skip("qemu-x86_64 is not installed (apt-get install qemu-user)")
+        missing("qemu-x86_64 is not installed (apt-get install qemu-user)")
     for cpu, expected in (("Nehalem", "portable"), ("Haswell", "avx2")):
         emulated = ["qemu-x86_64", "-cpu", cpu, wheel_python, "-c", GENERATE, steps.ROOT / "tests"]
         out = steps.run(*emulated, cwd=tmp_path)
