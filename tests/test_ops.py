@@ -13,7 +13,7 @@ import numpy as np
 import ops_reference as reference
 import pytest
 from ops_reference import BFLOAT16, FLOAT32, assert_close, assert_same_bits, random, rounded, wide
-from tiny_vllm import ops
+from tiny_vllm import _core, ops
 from tiny_vllm.errors import DeviceError, InvalidRequestError
 
 ISAS = ops.available_isas()
@@ -296,6 +296,169 @@ def test_wrong_shapes_and_types_are_refused_by_name() -> None:
     ]
     for call, message in refused:
         with pytest.raises((InvalidRequestError, DeviceError), match=message):
+            call()
+
+
+def _paged(**changed: Any) -> Any:
+    """A small call of paged_attention, with other arguments here and there."""
+    cache = np.zeros((4, 1, 4, 4), np.float32)
+    arguments: dict[str, Any] = {
+        "qkv": np.zeros((3, 16), np.float32),
+        "keys": cache,
+        "values": cache,
+        "block_tables": [[0, 1]],
+        "context_len": [5],
+        "query_start": [0, 3],
+        "num_heads": 2,
+    }
+    return ops.paged_attention(**{**arguments, **changed})
+
+
+def _roped(**changed: Any) -> Any:
+    cache = np.zeros((4, 1, 4, 4), np.float32)
+    arguments: dict[str, Any] = {
+        "qkv": np.zeros((3, 16), np.float32),
+        "keys": cache,
+        "values": cache,
+        "slot_mapping": [0, 1, 15],
+        "cos_sin": np.zeros((3, 2, 2), np.float32),
+        "num_heads": 2,
+    }
+    return ops.rope_and_cache(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 0, 4), (0, 1, 4, 4)], ids=str)
+def test_a_cache_without_tokens_is_refused(shape: tuple[int, ...]) -> None:
+    cache = np.zeros(shape, np.float32)
+    for call in (_paged, _roped):
+        with pytest.raises(InvalidRequestError, match=r"keys has shape .*, expected 1 or more blocks"):
+            call(keys=cache, values=cache)
+
+
+def test_the_core_refuses_a_block_size_of_0() -> None:
+    """Also without ops.py before it: a division by 0 ends the process."""
+    empty = np.zeros(0, np.int32)
+    with pytest.raises(InvalidRequestError, match="block_size must be 1 or more"):
+        _core.OpsBatch(
+            query_start=np.array([0]),
+            context_len=empty,
+            block_tables=empty,
+            slot_mapping=empty,
+            cos_sin=empty,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=4,
+            block_size=0,
+        )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [1.9],
+        [True],
+        ["a"],
+        [None],
+        None,
+        [float("nan")],
+        np.array([2**32 + 1]),
+        [2**64],
+        [[0], [0, 1]],
+        1,
+        [[1]],
+    ],
+    ids=str,
+)
+def test_rows_that_are_not_whole_numbers_are_refused(rows: Any) -> None:
+    x = np.zeros((4, 8), np.float32)
+    with pytest.raises(InvalidRequestError, match=r"^rows "):
+        ops.gather_rows(x, rows)
+    with pytest.raises(InvalidRequestError, match=r"^ids "):
+        ops.embedding(x, rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("block_tables", [[0.5, 1]]),
+        ("block_tables", [[2**32, 1]]),
+        ("block_tables", None),
+        ("context_len", [5.5]),
+        ("context_len", [2**32 + 5]),
+        ("context_len", [-1]),
+        ("context_len", [2]),  # fewer than its three rows
+        ("context_len", 5),
+        ("query_start", [0, 3.0]),
+        ("query_start", None),
+        ("num_heads", 2.0),
+        ("num_heads", 0),
+        ("num_heads", "a"),
+        ("sliding_window", 1.5),
+        ("sliding_window", 2**63),
+        ("scale", float("nan")),
+        ("scale", "a"),
+        ("keys", None),
+        ("values", [0.0]),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_attention_are_refused_by_name(name: str, value: Any) -> None:
+    _paged()
+    with pytest.raises(InvalidRequestError, match=rf"^{name}\b"):
+        _paged(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slot_mapping", [0.5, 1, 2]),
+        ("slot_mapping", [2**63, 1, 2]),
+        ("slot_mapping", None),
+        ("cos_sin", "a"),
+        ("cos_sin", None),
+        ("eps", float("nan")),
+        ("eps", -1),
+        ("q_norm", [1, 2, 3, 4]),
+        ("num_heads", 2.0),
+        ("qkv", None),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_rope_are_refused_by_name(name: str, value: Any) -> None:
+    _roped()
+    with pytest.raises(InvalidRequestError, match=rf"^{name}\b"):
+        _roped(**{name: value})
+
+
+def test_wrong_scalars_and_missing_arrays_are_refused_by_name() -> None:
+    x, weight = np.zeros((2, 4), np.float32), np.zeros(4, np.float32)
+    cache = np.zeros((2, 1, 4, 4), np.float32)
+    nothing: Any = None
+    refused: list[tuple[Any, str]] = [
+        (lambda v=v: ops.rms_norm(x, weight, v), "eps is ")
+        for v in (float("nan"), float("inf"), -1e-5, 1e39, "x", None, True)
+    ]
+    refused += [
+        (lambda: ops.add_rms_norm(x, x, weight, -1), "eps is -1"),
+        (lambda: ops.rms_norm(nothing, weight), "x is of type NoneType, expected a numpy array"),
+        (lambda: ops.rms_norm(x, [1.0] * 4), "weight is of type list"),
+        (lambda: ops.add_rms_norm(nothing, x, weight), "residual is of type NoneType"),
+        (lambda: ops.matmul(x, nothing), "weight is of type NoneType"),
+        (lambda: ops.matmul(x, x, [1.0]), "bias is of type list"),
+        (lambda: ops.matmul(x, x, out_dtype="zzz"), "out_dtype is 'zzz'"),
+        (lambda: ops.act_mul(x, nothing), "activation is None"),
+        (lambda: ops.embedding(nothing, [0]), "table is of type NoneType"),
+        (lambda: ops.copy_block(cache, cache, 0.5, 0), "src is 0.5, expected a whole number from 0 to 1"),
+        (lambda: ops.copy_block(cache, cache, 0, 2), "dst is 2, expected a whole number from 0 to 1"),
+        (lambda: ops.rms_norm(x, weight, isa=nothing), "isa is None, expected text"),
+        (lambda: ops.rms_norm(x, weight, device=[]), "device is"),
+        (lambda: ops.rms_norm(x, weight, num_threads=2**40), "num_threads is 1099511627776"),
+        (lambda: ops.rms_norm(x, weight, num_threads=1.5), "num_threads is 1.5"),
+        (lambda: ops.measure_read_bandwidth("a"), "num_threads is 'a'"),
+        (lambda: ops.measure_read_bandwidth(-1), "num_threads is -1"),
+    ]
+    for call, message in refused:
+        with pytest.raises(InvalidRequestError, match=message):
             call()
 
 

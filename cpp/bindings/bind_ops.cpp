@@ -75,6 +75,12 @@ struct Batch {
   Batch(const Ids& query_start, const Ids& context_len, const Ids& block_tables, const Slots& slot_mapping,
         const Floats& cos_sin, const AttentionShape& attention_shape)
       : shape(attention_shape) {
+    if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.head_dim < 1 || shape.block_size < 1) {
+      throw InvalidRequestError("num_heads, num_kv_heads, head_dim and block_size must be 1 or more");
+    }
+    for (int64_t r = 0; r < context_len.size(); ++r) {
+      if (context_len.data()[r] < 0) throw InvalidRequestError(str("context_len[", r, "] is ", context_len.data()[r]));
+    }
     step.query_start = to_vector(query_start);
     step.context_len = to_vector(context_len);
     step.block_tables = to_vector(block_tables);

@@ -277,8 +277,9 @@ class CpuBackend : public Backend {
   }
 
   static void check_attention(const Tensor& qkv, const DeviceBatch& batch, const AttentionShape& s, const PagedKv& kv) {
-    TV_CHECK(s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0, s.num_heads, " query heads, ", s.num_kv_heads,
-             " KV heads");
+    TV_CHECK(s.num_heads > 0 && s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0, s.num_heads, " query heads, ",
+             s.num_kv_heads, " KV heads");
+    TV_CHECK(s.block_size > 0, "block_size ", s.block_size, " must be 1 or more");
     TV_CHECK(s.head_dim > 0 && s.head_dim % 2 == 0 && s.head_dim <= kMaxHeadDim, "head_dim ", s.head_dim,
              " must be even and at most ", kMaxHeadDim);
     check_shape("qkv", qkv, {batch.num_tokens, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim});
@@ -292,6 +293,7 @@ class CpuBackend : public Backend {
   static void check_block_tables(const DeviceBatch& batch, const AttentionShape& shape, int64_t num_blocks) {
     for (int64_t r = 0; r < batch.num_requests; ++r) {
       const int64_t context = batch.context_len[r], blocks = ceil_div(context, shape.block_size);
+      TV_CHECK(context >= 0, "a context of ", context, " tokens");
       TV_CHECK(blocks <= batch.block_table_width, "a context of ", context, " tokens needs ", blocks,
                " blocks, the block table has ", batch.block_table_width);
       // A sliding window leaves the blocks before it behind.
@@ -391,7 +393,7 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
 double measure_read_bandwidth(int num_threads, int64_t bytes) {
   constexpr int64_t kPiece = int64_t{1} << 20;
   bytes = std::max(kPiece, bytes / kPiece * kPiece);
-  const CpuKernels& kernels = select_kernels("auto");
+  const auto read_all = select_kernels("auto").read_all;
   ThreadPool pool(num_threads);
   const Buffer buffer = allocate_host(bytes);
   char* data = static_cast<char*>(buffer.get());
@@ -402,7 +404,7 @@ double measure_read_bandwidth(int num_threads, int64_t bytes) {
   for (int round = 0; round < 5; ++round) {
     const auto start = std::chrono::steady_clock::now();
     pool.parallel_for(bytes / kPiece, 1, [&](int64_t begin, int64_t end) {
-      sum ^= kernels.read_all(data + begin * kPiece, (end - begin) * kPiece);
+      sum ^= read_all(data + begin * kPiece, (end - begin) * kPiece);
     });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(bytes) / seconds.count() / 1e9);

@@ -10,8 +10,9 @@ Every function takes
 - `isa`: CPU instruction set, one of `available_isas()`, or "auto" for the best one
 - `num_threads`: CPU threads, 0 for as many as this process may use
 
-and raises `DeviceError` when the device or instruction set cannot be used and `InvalidRequestError` when
-shapes or types do not fit together.
+and raises `DeviceError` when the device or instruction set cannot be used and `InvalidRequestError`, which
+names the argument, when shapes or types do not fit together or a number is out of range. Numbers that count
+or name something are whole numbers: 1.9 is refused, not cut to 1.
 
 Shapes: T tokens, D hidden size, H query heads, Hk KV heads, Dh head dim, F feed-forward width, NB blocks,
 BS block size, R requests, B blocks of the longest request.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiny_vllm import _core
-from tiny_vllm._core import available_isas, measure_read_bandwidth
+from tiny_vllm._core import available_isas
 from tiny_vllm.errors import InvalidRequestError
 
 __all__ = [
@@ -50,9 +52,19 @@ Array = npt.NDArray[Any]
 bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
 @functools.lru_cache(maxsize=16)
-def _ops(device: str, isa: str, num_threads: int) -> _core.Ops:
+def _made_ops(device: str, isa: str, num_threads: int) -> _core.Ops:
     return _core.Ops(device=device, num_threads=num_threads, cpu_isa=isa)
+
+
+def _ops(device: str, isa: str, num_threads: int) -> _core.Ops:
+    _check_text("device", device)
+    _check_text("isa", isa)
+    return _made_ops(device, isa, _whole_number("num_threads", num_threads, 0, _INT32_MAX))
 
 
 def _to_device(ops: _core.Ops, array: Array) -> _core.DeviceArray:
@@ -74,35 +86,91 @@ def _check(condition: bool, message: str) -> None:
         raise InvalidRequestError(message)
 
 
-def _check_types(first: str, x: Array, **others: Array | None) -> np.dtype[Any]:
+def _check_text(name: str, value: Any) -> None:
+    _check(isinstance(value, str), f"{name} is {value!r:.60}, expected text")
+
+
+def _whole_number(name: str, value: Any, low: int, high: int) -> int:
+    try:
+        number = low - 1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = low - 1
+    _check(low <= number <= high, f"{name} is {value!r:.60}, expected a whole number from {low} to {high}")
+    return number
+
+
+def _real_number(name: str, value: Any, low: float = -_FLOAT32_MAX) -> float:
+    """A finite number of at least `low` that float32 can hold."""
+    kinds = (int, float, np.integer, np.floating)
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and bool(low <= value <= _FLOAT32_MAX)
+    expected = "a finite float32" + (" of 0 or more" if low == 0 else "")
+    _check(fits, f"{name} is {value!r:.60}, expected {expected}")
+    return float(value)
+
+
+def _whole_numbers(name: str, values: npt.ArrayLike, ndim: int, kind: Any = np.int32) -> Array:
+    """`values` as an array of int32 or int64 that holds the same numbers: nothing is rounded or wrapped."""
+    info = np.iinfo(kind)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, OverflowError):  # such as rows of different lengths
+        array = np.asarray(None)
+    if array.size == 0 and array.dtype.kind == "f":  # numpy's type for an empty list
+        array = array.astype(kind)
+    whole = array.dtype.kind in "iu"
+    fits = whole and (array.size == 0 or (array.min() >= info.min and array.max() <= info.max))
+    _check(fits, f"{name} must hold whole numbers that {info.dtype} can hold")
+    _check(array.ndim == ndim, f"{name} has shape {array.shape}, expected {ndim} dimension{'s' * (ndim > 1)}")
+    return array.astype(kind)
+
+
+def _check_types(first: str, x: Array, **others: Array) -> np.dtype[Any]:
     """All arrays of a call have one type, float32 or bfloat16."""
+    for name, array in {first: x, **others}.items():
+        found = type(array).__name__
+        _check(isinstance(array, np.ndarray), f"{name} is of type {found}, expected a numpy array")
     dtype = x.dtype
     _check(dtype == np.float32 or dtype == bfloat16, f"{first} is {dtype}, expected float32 or bfloat16")
     for name, array in others.items():
-        if array is not None:
-            _check(array.dtype == dtype, f"{name} is {array.dtype}, but {first} is {dtype}")
+        _check(array.dtype == dtype, f"{name} is {array.dtype}, but {first} is {dtype}")
     return dtype
+
+
+def _given(**optional: Array | None) -> dict[str, Array]:
+    """Those of the arguments that are not None."""
+    return {name: array for name, array in optional.items() if array is not None}
 
 
 def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
     _check(array.shape == shape, f"{name} has shape {array.shape}, expected {shape}")
 
 
+def measure_read_bandwidth(num_threads: int = 0, bytes: int = 1 << 29) -> float:
+    """GB/s that this many threads read memory with: the ceiling of decoding. 0: all CPUs of this process."""
+    threads = _whole_number("num_threads", num_threads, 0, _INT32_MAX)
+    return _core.measure_read_bandwidth(threads, _whole_number("bytes", bytes, 1, 2**63 - 1))
+
+
 def embedding(
     table: Array, ids: npt.ArrayLike, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
 ) -> Array:
     """table (V, D), ids (T) -> (T, D): row ids[t] of the table for each token."""
-    return gather_rows(table, ids, device=device, isa=isa, num_threads=num_threads)
+    return _gather("table", table, "ids", ids, _ops(device, isa, num_threads))
 
 
 def gather_rows(
     x: Array, rows: npt.ArrayLike, *, device: str = "cpu", isa: str = "auto", num_threads: int = 0
 ) -> Array:
     """x (T, D), rows (n) -> (n, D)."""
-    dtype = _check_types("x", x)
-    _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
-    numbers = np.asarray(rows, np.int32).reshape(-1)
-    ops = _ops(device, isa, num_threads)
+    return _gather("x", x, "rows", rows, _ops(device, isa, num_threads))
+
+
+def _gather(name: str, x: Array, rows_name: str, rows: npt.ArrayLike, ops: _core.Ops) -> Array:
+    dtype = _check_types(name, x)
+    _check(x.ndim == 2, f"{name} has shape {x.shape}, expected two dimensions")
+    numbers = _whole_numbers(rows_name, rows, 1)
+    for row in numbers[(numbers < 0) | (numbers >= x.shape[0])][:1]:
+        _check(False, f"{rows_name} has row {row} of a table with {x.shape[0]} rows")
     out = _poisoned(ops, (numbers.size, x.shape[1]), dtype)
     ops.gather_rows(_to_device(ops, x), numbers, out)
     return _to_numpy(out)
@@ -124,6 +192,7 @@ def rms_norm(
     dtype = _check_types("x", x, weight=weight)
     _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
     _check_shape("weight", weight, x.shape[1:])
+    eps = _real_number("eps", eps, 0)
     ops = _ops(device, isa, num_threads)
     out = _poisoned(ops, x.shape, dtype)
     ops.rms_norm(_to_device(ops, x), _to_device(ops, weight), eps, out)
@@ -145,6 +214,7 @@ def add_rms_norm(
     _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
     _check_shape("residual", residual, x.shape)
     _check_shape("weight", weight, x.shape[1:])
+    eps = _real_number("eps", eps, 0)
     ops = _ops(device, isa, num_threads)
     total, out = _to_device(ops, residual), _poisoned(ops, x.shape, dtype)
     ops.add_rms_norm(total, _to_device(ops, x), _to_device(ops, weight), eps, out)
@@ -165,14 +235,17 @@ def matmul(
 
     out_dtype: the type of x, or float32.
     """
-    dtype = _check_types("x", x, weight=weight, bias=bias)
+    dtype = _check_types("x", x, weight=weight, **_given(bias=bias))
     _check(
         x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
     )
     _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
     if bias is not None:
         _check_shape("bias", bias, weight.shape[:1])
-    result = dtype if out_dtype is None else np.dtype(out_dtype)
+    try:
+        result = dtype if out_dtype is None else np.dtype(out_dtype)
+    except TypeError:
+        raise InvalidRequestError(f"out_dtype is {out_dtype!r:.60}, expected {dtype} or float32") from None
     _check(result in (dtype, np.float32), f"out_dtype is {result}, expected {dtype} or float32")
     ops = _ops(device, isa, num_threads)
     out = _poisoned(ops, (x.shape[0], weight.shape[0]), result)
@@ -204,14 +277,19 @@ def rope_and_cache(
 
     Source: Su et al., arXiv 2104.09864, in the half-split form of the Hugging Face models.
     """
-    _check_types("qkv", qkv, keys=keys, values=values, q_norm=q_norm, k_norm=k_norm)
+    _check_types("qkv", qkv, keys=keys, values=values, **_given(q_norm=q_norm, k_norm=k_norm))
+    num_heads = _whole_number("num_heads", num_heads, 1, _INT32_MAX)
+    eps = _real_number("eps", eps, 0)
     num_kv_heads, block_size, head_dim = _check_cache(qkv, keys, values, num_heads)
     tokens = qkv.shape[0]
-    slots = np.asarray(slot_mapping, np.int64)
+    slots = _whole_numbers("slot_mapping", slot_mapping, 1, np.int64)
     _check_shape("slot_mapping", slots, (tokens,))
     limit = keys.shape[0] * block_size
     _check(bool(np.all((slots >= 0) & (slots < limit))), f"slot_mapping must lie in 0..{limit - 1}")
-    angles = np.asarray(cos_sin, np.float32)
+    try:
+        angles = np.asarray(cos_sin, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequestError("cos_sin must hold numbers") from None
     _check_shape("cos_sin", angles, (tokens, head_dim // 2, 2))
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
@@ -253,23 +331,42 @@ def paged_attention(
     """Causal attention over a paged cache -> (T, H·Dh).
 
     qkv (T, (H+2Hk)·Dh), of which only the queries are read; keys and values (NB, Hk, BS, Dh);
-    block_tables (R, B); context_len (R): keys that a request's last row sees; query_start (R+1): first row of
-    each request, then T. scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query
-    sees, itself included; 0 for all.
+    block_tables (R, B); context_len (R): keys that a request's last row sees, those of its own rows included;
+    or 0: a request without keys, whose rows give zeros. query_start (R+1): first row of each request, then T.
+    scale: of the scores, 1/sqrt(Dh) unless given. sliding_window: keys that a query sees, itself included; 0
+    for all.
 
     Source: Kwon et al., arXiv 2309.06180 (paging); Dao et al., arXiv 2205.14135 (softmax as a stream).
     """
     dtype = _check_types("qkv", qkv, keys=keys, values=values)
+    num_heads = _whole_number("num_heads", num_heads, 1, _INT32_MAX)
+    sliding_window = _whole_number("sliding_window", sliding_window, 0, _INT32_MAX)
     num_kv_heads, block_size, head_dim = _check_cache(qkv, keys, values, num_heads)
-    _check(sliding_window >= 0, f"sliding_window is {sliding_window}, expected 0 or more")
+    scale = 1 / math.sqrt(head_dim) if scale is None else _real_number("scale", scale)
     tokens = qkv.shape[0]
-    tables, contexts = np.asarray(block_tables, np.int32), np.asarray(context_len, np.int32)
-    starts = np.asarray(query_start, np.int32)
+    tables = _whole_numbers("block_tables", block_tables, 2)
+    contexts = _whole_numbers("context_len", context_len, 1)
+    starts = _whole_numbers("query_start", query_start, 1)
     requests = contexts.size
-    _check(tables.ndim == 2 and tables.shape[0] == requests, f"block_tables has shape {tables.shape}")
+    _check_shape("block_tables", tables, (requests, tables.shape[1]))
     _check_shape("query_start", starts, (requests + 1,))
     ordered = starts[0] == 0 and starts[-1] == tokens and bool(np.all(np.diff(starts) >= 0))
     _check(bool(ordered), f"query_start must rise from 0 to {tokens}")
+    for r, (context, rows) in enumerate(zip(contexts.tolist(), np.diff(starts).tolist(), strict=True)):
+        _check(
+            context == 0 or context >= rows,
+            f"context_len[{r}] is {context}, expected 0, or {rows} or more: the request's own rows count",
+        )
+        needed = -(-context // block_size)
+        _check(
+            needed <= tables.shape[1],
+            f"context_len[{r}] is {context}: needs {needed} blocks, the block table has {tables.shape[1]}",
+        )
+        # A sliding window leaves the blocks before it behind.
+        oldest = max(0, context - rows - sliding_window + 1) if sliding_window else 0
+        used = tables[r, oldest // block_size : needed]
+        for block in used[(used < 0) | (used >= keys.shape[0])][:1]:
+            _check(False, f"block_tables[{r}] has block {block} of {keys.shape[0]}")
 
     ops = _ops(device, isa, num_threads)
     batch = _core.OpsBatch(
@@ -283,7 +380,7 @@ def paged_attention(
         head_dim=head_dim,
         block_size=block_size,
         sliding_window=sliding_window,
-        scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        scale=scale,
     )
     out = _poisoned(ops, (tokens, num_heads * head_dim), dtype)
     ops.paged_attention(_to_device(ops, qkv), batch, _to_device(ops, keys), _to_device(ops, values), out)
@@ -296,7 +393,11 @@ def _check_cache(qkv: Array, keys: Array, values: Array, num_heads: int) -> tupl
     _check_shape("values", values, keys.shape)
     _, num_kv_heads, block_size, head_dim = keys.shape
     _check(
-        num_heads > 0 and num_kv_heads > 0 and num_heads % num_kv_heads == 0,
+        keys.shape[0] > 0 and block_size > 0,
+        f"keys has shape {keys.shape}, expected 1 or more blocks (NB) of 1 or more tokens (BS)",
+    )
+    _check(
+        num_kv_heads > 0 and num_heads % num_kv_heads == 0,
         f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly",
     )
     _check(
@@ -317,6 +418,7 @@ def act_mul(
     models.
     """
     dtype = _check_types("gate_up", gate_up)
+    _check_text("activation", activation)
     _check(
         gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0,
         f"gate_up has shape {gate_up.shape}, expected (T, 2F)",
@@ -342,7 +444,7 @@ def copy_block(
     _check(keys.ndim == 4, f"keys has shape {keys.shape}, expected (NB, Hk, BS, Dh)")
     _check_shape("values", values, keys.shape)
     blocks = keys.shape[0]
-    _check(0 <= src < blocks and 0 <= dst < blocks, f"blocks {src} and {dst} must lie in 0..{blocks - 1}")
+    src, dst = (_whole_number(name, n, 0, blocks - 1) for name, n in (("src", src), ("dst", dst)))
     ops = _ops(device, isa, num_threads)
     arrays = [_to_device(ops, a) for a in (keys, values)]
     ops.copy_block(arrays[0], arrays[1], src, dst)
