@@ -56,8 +56,9 @@ void bind_tensors(py::class_<Source>& cls, Where where) {
       .def(
           "bytes",
           [where](const Source& s, const std::string& name) {
-            const TensorEntry& entry = require(s.find(name), name, where(s));
-            return py::bytes(reinterpret_cast<const char*>(entry.data), static_cast<size_t>(entry.nbytes));
+            const TensorEntry* entry = s.find(name);
+            require(entry, name, where(s));
+            return py::bytes(reinterpret_cast<const char*>(entry->data), static_cast<size_t>(entry->nbytes));
           },
           py::arg("name"), "The bytes of a tensor as they are in the file. Raises KeyError.")
       .def("__contains__", [](const Source& s, const std::string& name) { return s.find(name) != nullptr; });
