@@ -539,6 +539,14 @@ GPT2 = {
         ({"tokenizer.ggml.merges": ["ab"]}, "'ab', not two pieces"),
         ({"tokenizer.ggml.merges": ["a c"]}, "cannot be rebuilt"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "2 token types"),
+        ({"tokenizer.ggml.token_type": [1.0, 1.0, 1.0, 3.0]}, "token_type' of 'a' is 1.0, not a whole"),
+        ({"tokenizer.ggml.token_type": ["1", "1", "1", "3"]}, "token_type' of 'a' is '1', not a whole"),
+        ({"tokenizer.ggml.token_type": [1, 1, 7, 3]}, "token_type' of 'ab' is 7, .*from 1 to 6"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_bos_token": False}
+            | {"tokenizer.ggml.scores": [0.0, float("nan"), 0.0, 0.0]},
+            "the score of 'b' is nan, not a number",
+        ),
         ({"tokenizer.ggml.eos_token_id": 4}, "eos_token_id' is 4"),
         ({"tokenizer.ggml.eos_token_id": None, "tokenizer.ggml.add_eos_token": True}, "adds eos"),
     ],

@@ -19,7 +19,30 @@ from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.cache import cache_folder, folder_lock
 from tiny_vllm.errors import ModelLoadError
 from tiny_vllm.gguf_export import write_gguf_bf16
-from tiny_vllm.model_files import resolve_model
+from tiny_vllm.model_files import read_config_json, resolve_model
+
+
+def test_config_json_is_a_plain_file_of_some_size(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    with pytest.raises(ModelLoadError, match=r"is not a model folder: it has no config\.json"):
+        read_config_json(tmp_path)
+    file.write_text('{"a": "\u00e9"}', encoding="utf-8")
+    assert read_config_json(tmp_path) == '{"a": "\u00e9"}'
+    file.write_bytes(b'{"\xff')
+    with pytest.raises(ModelLoadError, match=r"config\.json: is not UTF-8 text: byte 2 is 0xff"):
+        read_config_json(tmp_path)
+    with open(file, "wb") as out:
+        out.truncate(model_files.MAX_CONFIG_BYTES + 1)
+    with pytest.raises(ModelLoadError, match=r"config\.json: has 8000001 bytes; at most 8000000 are read"):
+        read_config_json(tmp_path)
+    file.unlink()
+    os.mkfifo(file)  # nobody will ever write to it
+    with pytest.raises(ModelLoadError, match=r"config\.json: cannot be read: is not a plain file"):
+        read_config_json(tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ModelLoadError, match=r"config\.json: cannot be read: "):
+        read_config_json(tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import os
 import random
 import shutil
 import string
@@ -26,7 +27,8 @@ from small_tokenizers import (
     sentencepiece_backend,
     write_folder,
 )
-from tiny_vllm.bpe import byte_alphabet, sentencepiece_bpe
+from tiny_vllm import plain_files
+from tiny_vllm.bpe import byte_alphabet, merges_from_ranks, sentencepiece_bpe
 from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.errors import InvalidRequestError, ModelLoadError
 from tiny_vllm.tokenizer import Tokenizer, load_generation_config
@@ -139,6 +141,70 @@ def test_a_word_right_after_an_added_token(tmp_path: Path) -> None:
 )
 def test_broken_tokenizer_json_is_refused(content: dict[str, Any] | str, match: str, tmp_path: Path) -> None:
     refused(tmp_path, content, match)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "nobody", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {},
+            }
+        },
+    ],
+    ids=["charsmap", "special_token"],
+)
+def test_what_panics_in_the_library_is_refused(part: dict[str, Any], tmp_path: Path) -> None:
+    """The library raises a BaseException, which `except Exception` lets through."""
+    refused(tmp_path, {**bpe_json(VOCAB, PAIRS), **part}, "the tokenizer cannot be loaded: ")
+
+
+def test_a_panic_while_encoding_is_an_error_of_the_prompt() -> None:
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def encode(self, text: str, add_special_tokens: bool) -> Any:
+            raise Panic("no entry found for key")
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            raise KeyboardInterrupt
+
+    tokenizer = byte_level()
+    tokenizer.backend = Broken()  # type: ignore[assignment]
+    with pytest.raises(InvalidRequestError, match=r"^prompt: .* cannot encode it: no entry found"):
+        tokenizer.encode("a")
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.decode([1])
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"]], ids=str)
+def test_ids_that_cannot_be_decoded_are_refused(ids: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^ids: "):
+        byte_level().decode(ids)
+
+
+def test_files_that_would_fill_memory_are_not_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, bpe_json(VOCAB, PAIRS))
+    for name, most in {
+        "tokenizer.json": plain_files.MAX_VOCABULARY_BYTES,
+        "tokenizer_config.json": plain_files.MAX_JSON_BYTES,
+        "chat_template.jinja": plain_files.MAX_TEMPLATE_BYTES,
+    }.items():
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(most + 1)  # a hole: it takes no room on the disk
+        with pytest.raises(ModelLoadError, match=rf"{name}: has {most + 1} bytes; at most {most} are read"):
+            Tokenizer.from_folder(tmp_path)
+        write_folder(tmp_path, bpe_json(VOCAB, PAIRS))
+        for other in ("tokenizer_config.json", "chat_template.jinja"):
+            (tmp_path / other).unlink(missing_ok=True)
 
 
 def test_bytes_alone_need_no_merges(tmp_path: Path) -> None:
@@ -476,6 +542,19 @@ def test_pieces_with_equal_scores_are_refused() -> None:
         sentencepiece_bpe(["a", "b", "c", "ab", "bc"], [0.0, 0.0, 0.0, -1.0, -1.0], [1] * 5)
 
 
+@pytest.mark.parametrize("score", [float("nan"), "a", True, None], ids=str)
+def test_a_score_that_is_not_a_number_is_refused(score: Any) -> None:
+    with pytest.raises(ModelLoadError, match="the score of 'b' is"):
+        sentencepiece_bpe(["a", "b"], [0.0, score], [1] * 2)
+
+
+def test_only_cuts_into_known_lengths_are_tried() -> None:
+    """All cuts of one piece of a million letters would be a billion kilobytes."""
+    long = "a" * 1_000_000
+    ranks = {"a": 3.0, long[1:]: 1.0, long: 0.0, "ba": 2.0, "b": 4.0}
+    assert list(merges_from_ranks(ranks)) == [(long[1:], "a"), ("a", long[1:]), ("b", "a")]
+
+
 # ---- B15: end ids ------------------------------------------------------------------------------------------
 
 
@@ -529,6 +608,17 @@ def test_sampling_defaults(tmp_path: Path) -> None:
 def test_a_malformed_generation_config_is_refused(content: Any, field: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
     with pytest.raises(ModelLoadError, match=field):
+        load_generation_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_a_config_that_is_no_plain_file_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)  # nobody will ever write to it
+    with pytest.raises(ModelLoadError, match=rf"{name}: cannot be read: is not a plain file"):
+        load_generation_config(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelLoadError, match=rf"{name}: cannot be read: is not a plain file"):
         load_generation_config(tmp_path)
 
 

@@ -9,14 +9,33 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from .errors import ModelLoadError
+from .errors import Error, ModelLoadError
+from .plain_files import MAX_VOCABULARY_BYTES, read_plain_file
+
+
+@contextmanager
+def library_faults(kind: type[Error], what: str) -> Iterator[None]:
+    """Turns whatever `tokenizers` raises into an error of this package: "what: why".
+
+    It raises bare Exception, and where its Rust code panics a PanicException, which is not even that.
+    """
+    try:
+        yield
+    except (Error, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {error}") from None
+
 
 # Token types, numbered alike in SentencePiece models and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -96,8 +115,14 @@ def sentencepiece_bpe(
 
     SentencePiece keeps no list of merges: it joins the neighbours whose concatenation has the highest score.
     Each way to cut a piece in two known pieces is therefore a merge, ordered by the score of the whole.
-    Raises ModelLoadError when two pieces share a score, since their order is then not known.
+    Raises ModelLoadError when two pieces share a score, since their order is then not known, and for a score
+    that is not a number.
     """
+    for piece, score in zip(pieces, scores, strict=True):
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or math.isnan(score):
+            raise ModelLoadError(
+                f"SentencePiece vocabulary: the score of {piece[:60]!r} is {score!r:.60}, not a number"
+            )
     normal = {p: -s for p, s, kind in zip(pieces, scores, types, strict=True) if kind == NORMAL}
     merges = list(merges_from_ranks(normal))
     seen: dict[float, str] = {}
@@ -143,8 +168,11 @@ def _finish(
 
 def merges_from_ranks(ranks: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """All ways to make a piece of two others, the pieces with the lowest rank first."""
+    lengths = sorted(
+        {len(piece) for piece in ranks}
+    )  # trying all cuts of a very long piece would take for ever
     for piece in sorted(ranks, key=lambda p: ranks[p]):
-        cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        cuts = [(piece[:i], piece[i:]) for i in lengths[: bisect.bisect_left(lengths, len(piece))]]
         known = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
         yield from sorted(known, key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
 
@@ -157,7 +185,7 @@ def load_tokenizer_model(path: Path) -> Tokenizer:
 
     Raises ModelLoadError for anything else (a SentencePiece unigram model, a pointer file of Git LFS, ...).
     """
-    data = path.read_bytes()
+    data = read_plain_file(path, MAX_VOCABULARY_BYTES)
     if data.startswith(b"version https://git-lfs"):
         raise ModelLoadError(
             f"{path}: is a pointer of Git LFS, not the file itself; download it with `git lfs pull`"

@@ -17,7 +17,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from .bpe import CONTROL, NORMAL, SPLIT_STYLES, UNUSED, USER_DEFINED
 from .errors import ModelLoadError
 from .gguf_import import layer_tensors, llama3_frequency_factors, round_to_bf16, unpermute_rows
-from .tokenizer import Tokenizer, read_json
+from .plain_files import read_json
+from .tokenizer import Tokenizer
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 

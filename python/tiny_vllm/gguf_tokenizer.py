@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .bpe import SPLIT_STYLES, byte_level_bpe, sentencepiece_bpe
+from .bpe import BYTE, NORMAL, SPLIT_STYLES, byte_level_bpe, library_faults, sentencepiece_bpe
 from .errors import ModelLoadError
 from .gguf_file import GGUFFile
 
@@ -25,10 +25,17 @@ def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> Non
             f"{file.path}: {len(tokens)} tokens, {len(types)} token types and {config['vocab_size']} rows in "
             "'token_embd.weight' do not fit together"
         )
+    known_types = range(NORMAL, BYTE + 1)
+    for text, number in zip(tokens, types, strict=True):
+        if isinstance(number, bool) or not isinstance(number, int) or number not in known_types:
+            raise ModelLoadError(
+                f"{file.path}: 'tokenizer.ggml.token_type' of {text[:60]!r} is {number!r:.60}, not a whole "
+                f"number from {NORMAL} to {BYTE}"
+            )
     seen: set[str] = set()
     for text in tokens:
         if text in seen:
-            raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.tokens' has {text!r} twice")
+            raise ModelLoadError(f"{file.path}: 'tokenizer.ggml.tokens' has {text[:60]!r} twice")
         seen.add(text)
 
     def token(name: str) -> str | None:
@@ -62,21 +69,18 @@ def write_tokenizer(file: GGUFFile, config: dict[str, Any], folder: Path) -> Non
                 f"{file.path}: the tokenizer adds {name}, but 'tokenizer.ggml.{name}_token_id' is absent"
             )
     try:
-        if style is not None:
-            merges = [_split_merge(text) for text in _string_list(file, "tokenizer.ggml.merges")]
-            tokenizer = byte_level_bpe(tokens, merges, types, style, **ends)
-        else:
-            scores = file.get("tokenizer.ggml.scores", list)
-            if scores is None or len(scores) != len(tokens):
-                raise ModelLoadError("'tokenizer.ggml.scores' is absent or not one per token")
-            prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
-            tokenizer = sentencepiece_bpe(tokens, scores, types, prefix, **ends)
+        with library_faults(ModelLoadError, "the tokenizer cannot be rebuilt"):
+            if style is not None:
+                merges = [_split_merge(text) for text in _string_list(file, "tokenizer.ggml.merges")]
+                tokenizer = byte_level_bpe(tokens, merges, types, style, **ends)
+            else:
+                scores = file.get("tokenizer.ggml.scores", list)
+                if scores is None or len(scores) != len(tokens):
+                    raise ModelLoadError("'tokenizer.ggml.scores' is absent or not one per token")
+                prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
+                tokenizer = sentencepiece_bpe(tokens, scores, types, prefix, **ends)
     except ModelLoadError as error:
         raise ModelLoadError(f"{file.path}: {error}") from None
-    except (
-        Exception
-    ) as error:  # `tokenizers` raises bare Exception, e.g. for a merge of tokens that do not exist
-        raise ModelLoadError(f"{file.path}: the tokenizer cannot be rebuilt: {error}") from None
     tokenizer.save(str(folder / "tokenizer.json"))
 
     about: dict[str, Any] = {

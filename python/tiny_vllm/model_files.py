@@ -18,7 +18,9 @@ from .cache import byte_progress, cache_folder, folder_lock
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 from .hub import download
+from .plain_files import read_text
 
+MAX_CONFIG_BYTES = 8_000_000  # the core's own limit; real ones have some thousand
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
@@ -58,6 +60,14 @@ def resolve_model(
     return download(
         text, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
     )
+
+
+def read_config_json(folder: Path) -> str:
+    """The text of a model folder's config.json. Raises ModelLoadError when there is none that can be read."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise ModelLoadError(f"{folder} is not a model folder: it has no config.json")
+    return read_text(file, MAX_CONFIG_BYTES)
 
 
 def converted_gguf(path: Path) -> Path:

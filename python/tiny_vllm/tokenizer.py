@@ -16,9 +16,10 @@ from typing import Any
 
 import tokenizers
 
-from .bpe import byte_alphabet, load_tokenizer_model
+from .bpe import byte_alphabet, library_faults, load_tokenizer_model
 from .chat_template import Message, compile_template, render_chat
 from .errors import InvalidRequestError, ModelLoadError
+from .plain_files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, parse_json_object, read_json, read_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
@@ -123,11 +124,13 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise InvalidRequestError("prompt: holds half of a surrogate pair, which is not text") from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_faults(InvalidRequestError, "prompt: the model's tokenizer cannot encode it"):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids together. Bytes that are not UTF-8 show as U+FFFD, padding rows not at all."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with library_faults(InvalidRequestError, "ids: the model's tokenizer cannot decode them"):
+            return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def _decoder_kinds(self) -> set[str]:
@@ -201,23 +204,13 @@ class Tokenizer:
 # ---- files -------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
 def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
-    content = read_json(path)
-    _check_merges(content, path)
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise ModelLoadError(f"{path}: the tokenizer cannot be loaded: {error}") from None
+    text = read_text(path, MAX_VOCABULARY_BYTES)
+    _check_merges(parse_json_object(text, path), path)
+    with library_faults(ModelLoadError, f"{path}: the tokenizer cannot be loaded"):
+        backend = tokenizers.Tokenizer.from_str(text)
+        backend.encode("")  # some faults show only now, such as special tokens that do not exist
+        return backend
 
 
 def _check_merges(content: dict[str, Any], path: Path) -> None:
@@ -299,7 +292,7 @@ def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]
     files.update({file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))})
     for name, file in files.items():
         if file.is_file():
-            found[name] = file.read_text(encoding="utf-8")
+            found[name] = read_text(file, MAX_TEMPLATE_BYTES)
     for name, template in found.items():
         try:
             compile_template(template)
@@ -345,11 +338,11 @@ def load_generation_config(folder: str | Path, tokenizer: Tokenizer | None = Non
     Raises ModelLoadError for a value of the wrong kind.
     """
     path = Path(folder) / "generation_config.json"
-    values = read_json(path) if path.is_file() else {}
+    values = read_json(path) if path.exists() else {}
     ids = _id_list(values.get("eos_token_id"), path)
     if not ids:
         config = Path(folder) / "config.json"
-        ids = _id_list(read_json(config).get("eos_token_id") if config.is_file() else None, config)
+        ids = _id_list(read_json(config).get("eos_token_id") if config.exists() else None, config)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
     found: dict[str, Any] = {}
