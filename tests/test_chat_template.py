@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import require_package
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from small_tokenizers import byte_level_backend, write_folder
+from tiny_vllm import template_sandbox
 from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.chat_template import check_messages, render_chat
 from tiny_vllm.errors import InvalidRequestError, ModelLoadError
@@ -189,7 +192,127 @@ def test_what_a_template_must_not_do(template: str) -> None:
         render_chat(template, [USER])
 
 
+_GROW = "{% set ns = namespace(s=['a']) %}{% for i in range(60) %}{% set ns.s = STEP %}{% endfor %}{{ ns.s }}"
+_GROW_TEXT = _GROW.replace("['a']", "'a'")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * 'a' }}",
+        "{{ [1] * 10**10 }}",
+        "{{ 10**(10**8) }}",
+        "{{ 'a'.ljust(10**10) }}",
+        "{{ 'a' | center(10**10) }}",
+        "{{ 'a' | center(10000000000) }}",
+        "{{ 'a\nb' | indent(10**10) }}",
+        "{{ [1] | tojson(indent=10**10) }}",
+        "{{ [1] | batch(10**10, 0) | list }}",
+        "{{ [1] | slice(10**10) | list }}",
+        "{{ 0.1 | round(10**8, 'ceil') }}",
+        "{{ messages | map('center', 10**10) | list }}",
+        "{{ ('a,' * 100) | replace('a', 'b' * 10**7) }}",
+        "{{ ('a,' * 100).replace('a', 'b' * 10**7) }}",
+        "{{ (['b'] * 10**5) | join('a' * 10**6) }}",
+        "{{ ('a' * 10**6).join(['b'] * 10**5) }}",
+        "{{ 'aaaa'.translate({97: 'b' * 10**7}) }}",
+        "{{ '\t'.expandtabs(10**10) }}",
+        "{{ (1).to_bytes(10**10, 'big') }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10**9) }}",
+        _GROW_TEXT.replace("STEP", "ns.s ~ ns.s"),
+        _GROW_TEXT.replace("STEP", "ns.s + ns.s"),
+        _GROW_TEXT.replace("= STEP %}", "%}{{ ns.s }}{{ ns.s }}{% endset %}"),
+        _GROW.replace("STEP", "[ns.s, ns.s]"),
+    ],
+)
+def test_a_template_cannot_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these takes many gigabytes in Jinja's own sandbox, or the rest of the day."""
+    monkeypatch.setattr(template_sandbox, "MAX_SIZE", 10_000_000 if "10**7" in template else 1_000_000)
+    with pytest.raises(InvalidRequestError, match="tried what its sandbox forbids: a "):
+        render_chat(template, [USER])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_cannot_run_for_ever(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 50_000)
+    with pytest.raises(InvalidRequestError, match="forbids: more than 50000 steps"):
+        render_chat(template, [USER])
+    # Each rendering starts anew.
+    assert render_chat("{% for i in range(40000) %}{% endfor %}x", [USER]) == "x"
+    assert render_chat("{% for i in range(40000) %}{% endfor %}x", [USER]) == "x"
+
+
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [
+        ("{{ cycler() }}", "at least one item"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "recursion"),
+        ("{% if '\ud800'.encode() %}{% endif %}", "surrogates not allowed"),
+    ],
+)
+def test_whatever_a_template_raises_is_typed(template: str, match: str) -> None:
+    with pytest.raises(InvalidRequestError, match=match):
+        render_chat(template, [USER])
+
+
+def test_messages_that_hold_themselves_are_refused() -> None:
+    message: dict[str, Any] = {"role": "user", "content": "x"}
+    message["self"] = message
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.self\.self.*more than 100 deep"):
+        check_messages([message])
+    tools: list[Any] = []
+    tools.append(tools)
+    with pytest.raises(InvalidRequestError, match=r"^tools\[0\].*more than 100 deep"):
+        render_chat("x", [USER], tools=tools)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex0 }}"
+        "{{ (loop.previtem or m).role }}{{ (loop.nextitem or m).role }}"
+        "{{ loop.changed(m.role) }};{% endfor %}",
+        "{% for m in nobody %}x{% else %}none{% endfor %}"
+        "{% for k, v in messages[0].items() %}{{ k }}{% else %}none{% endfor %}",
+        "{% for m in messages if m.role == 'user' %}{{ loop.first }}{{ loop.length }}{% endfor %}",
+        "{% for x in [1, [2, [3]]] recursive %}"
+        "{{ x if x is number else loop(x) }}{{ loop.depth }}{% endfor %}",
+        "{% for i in range(9) %}"
+        "{% if i == 3 %}{% continue %}{% elif i == 6 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+        "{{ 1 ~ 'a' ~ none ~ nobody ~ messages[0].role ~ [1, 'é'] }}{{ 'a' * 3 + 'b' }}{{ 2 ** 10 % 7 }}",
+        "{% autoescape true %}{{ messages[0].content ~ ('<' | safe) }}{% endautoescape %}{{ messages }}",
+        "{{ none }}{{ 1.50 }}{{ '%05d %s %%' | format(3, 'x') }}{{ '{{{:>9}}}'.format('x') }}{{ '%s' % 1 }}",
+        "{{ 'a-b'.replace('-', '+') | upper | center(9) }}|{{ 'a\nb' | indent(4) }}|{{ ','.join('ab') }}",
+        "{% macro f(context, obj=1, self_=2) %}{{ context }}{{ obj }}{{ kwargs }}{% endmacro %}"
+        "{{ f(context=1, obj=5, me=3) }}",
+        "{{ messages | map(attribute='role') | join(', ') }}{{ messages | groupby('role') | length }}"
+        "{{ 12345678901 | tojson }}{{ x | default(10**12) }}{{ [3, 1] | sort | batch(2, 0) | list }}",
+    ],
+)
+def test_below_the_limits_the_text_is_that_of_jinja(template: str) -> None:
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    messages = [
+        {"role": role, "content": text} for role, text in (("user", "<"), ("bot", "y"), ("user", "z"))
+    ]
+    assert render_chat(template, messages) == plain.from_string(template).render(messages=messages)
+
+
 def test_a_template_that_is_not_jinja() -> None:
+    with pytest.raises(ModelLoadError, match="cannot be compiled"):
+        render_chat("{{ " + "9" * 5000 + " }}", [USER])
     with pytest.raises(ModelLoadError, match="line 2"):
         render_chat("fine\n{% for %}", [USER])
     with pytest.raises(ModelLoadError, match="no_such_filter"):

@@ -1,7 +1,7 @@
 """Renders chat templates: Jinja programs that turn a list of messages into one prompt, and come with a model.
 
-A template is written by whoever uploaded the model, so it runs in Jinja's sandbox: it can loop and format,
-but reach nothing outside of the values it is given. Everything that a template may use is set up as
+A template is written by whoever uploaded the model, so it runs in a sandbox: it can loop and format, within
+limits, but reach nothing outside of the values it is given. Everything that a template may use is set up as
 `transformers` does, so that the text is the same to the last space: a chat model answers badly when one
 newline is off.
 """
@@ -16,22 +16,13 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .errors import InvalidRequestError, ModelLoadError
+from .template_sandbox import BoundedEnvironment, start_counting
 
 Message = Mapping[str, Any]
 
-# What a template can raise on messages that it was not written for.
-_TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_MAX_DEPTH = 100  # of lists and mappings in messages
 
 
 class _GenerationTag(Extension):
@@ -91,10 +82,11 @@ def _make_namespace(*args: Any, **kwargs: Any) -> _Namespace:
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
     """The compiled template. Raises ModelLoadError, with the line, when it is not valid Jinja."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.bound_filters()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _make_namespace
@@ -108,9 +100,11 @@ def compile_template(source: str) -> jinja2.Template:
         MemoryError,
     ) as error:  # from Python, which compiles what Jinja makes of it
         raise ModelLoadError(f"chat template: nested too deeply: {error}") from None
+    except Exception as error:  # such as a number with too many digits
+        raise ModelLoadError(f"chat template: cannot be compiled: {error}") from None
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """A copy made of plain JSON types: a template never gets hold of an object with methods of its own."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
@@ -120,10 +114,12 @@ def _plain(value: Any, where: str) -> Any:
         except UnicodeEncodeError:
             raise InvalidRequestError(f"{where}: holds half of a surrogate pair, which is not text") from None
         return str(value)
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{where:.80}: lists and mappings lie more than {_MAX_DEPTH} deep")
     if isinstance(value, Mapping):
-        return {_plain(k, where): _plain(v, f"{where}.{k}") for k, v in value.items()}
+        return {_plain(k, where, depth + 1): _plain(v, f"{where}.{k}", depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise InvalidRequestError(
         f"{where}: expected text, numbers, lists and mappings, found {type(value).__name__}"
     )
@@ -179,13 +175,14 @@ def render_chat(
         "documents": None,
         **{key: _plain(value, key) for key, value in variables.items()},
     }
+    start_counting()
     try:
         return compiled.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
     except jinja2.exceptions.SecurityError as error:
         raise InvalidRequestError(
             f"messages: the chat template tried what its sandbox forbids: {error}"
         ) from None
-    except _TEMPLATE_FAULTS as error:
+    except Exception as error:  # a template that was not written for these messages can raise anything
         raise InvalidRequestError(
-            f"messages: the chat template of this model refuses them: {error}"
+            f"messages: the chat template of this model refuses them: {error or type(error).__name__}"
         ) from None
