@@ -16,7 +16,7 @@ import fixtures
 import numpy as np
 import pytest
 import tiny_vllm
-from helpers import greedy, open_engine
+from helpers import greedy, open_engine, python_process
 from tiny_vllm import EngineConfig, SamplingParams, _core, cache, cli
 
 MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
@@ -35,7 +35,7 @@ class Run:
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
         self.monkeypatch.setattr(sys, "argv", ["tiny-vllm", *arguments])
-        self.monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8"))))
         try:
             cli.main()
             code: object = 0
@@ -166,6 +166,49 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert err.startswith("Usage: tiny-vllm ")
+
+
+def test_a_prompt_ends_at_the_end_of_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nowhere else, as at a line separator or a form feed; U+FEFF before the first is no part of it."""
+    text = "\ufeffone\u2028line\r\n\x0btwo\x0c\x85\n \nthree"
+    prompts = ["one\u2028line", "\x0btwo\x0c\x85", "three"]
+    (tmp_path / "prompts.txt").write_bytes(text.encode("utf-8"))
+    assert cli._read_prompts(tmp_path / "prompts.txt") == prompts
+    stdin = io.TextIOWrapper(io.BytesIO(text.encode("utf-8")), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert cli._read_prompts(Path("-")) == prompts
+
+
+def _info_process(before: str = "") -> list[str]:
+    return python_process(
+        f"sys.argv = ['tiny-vllm', 'info']\nfrom tiny_vllm import cli\n{before}\ncli.main()"
+    )
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(_info_process(), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_a_letter_that_standard_output_lacks_is_one_sentence() -> None:
+    speak = "cli._core.build_info = lambda: {'compiler': 'caf\u00e9'}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(_info_process(speak), capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.returncode) == ("Build\n", 1)
+    assert done.stderr == "standard output is ascii, which has no '\\xe9'; set PYTHONIOENCODING=utf-8\n"
+
+
+@pytest.mark.parametrize("when", ["at the exit", "while printing"])
+def test_a_reader_that_leaves_hears_nothing(when: str) -> None:
+    """As with `| head -1`, which needs no more. Lines are written at once, or when all are there."""
+    before = "sys.stdout.reconfigure(line_buffering=True)" if when == "while printing" else ""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(_info_process(before), stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.stderr, done.returncode) == ("", 1)
 
 
 def test_an_answer_that_ends_in_an_error(run: Run, tmp_path: Path) -> None:

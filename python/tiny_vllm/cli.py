@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
+import re
 import secrets
 import sys
 import time
@@ -10,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 import typer
 
@@ -143,11 +146,13 @@ def run(
 
 def _read_prompts(file: Path) -> list[str]:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        text = data.decode("utf-8-sig")  # some editors begin a file with U+FEFF
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise typer.BadParameter(f"{file} cannot be read: {reason}", param_hint="--file") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    # Not splitlines(): a prompt may hold U+2028 and other characters that it cuts at.
+    lines = [line for line in re.split("\r\n|\n|\r", text) if line.strip()]
     if not lines:
         where = "standard input" if str(file) == "-" else str(file)
         raise typer.BadParameter(f"{where} holds no prompt; write one a line", param_hint="--file")
@@ -317,11 +322,30 @@ def info() -> None:
         print(f"  cuda:{gpu.index}: {gpu.name}, compute capability {capability}, {memory}")
 
 
+def _give_up_output(error: OSError | UnicodeEncodeError) -> NoReturn:
+    """Ends the program, whose standard output takes no more. Quietly when the reader left, as `head` does."""
+    # What is still in the buffer would be written at the exit, and fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, UnicodeEncodeError):
+        letter = ascii(error.object[error.start])
+        _say(f"standard output is {error.encoding}, which has no {letter}; set PYTHONIOENCODING=utf-8")
+    elif error.errno != errno.EPIPE:
+        _say(f"standard output cannot be written: {error.strerror}")
+    sys.exit(1)
+
+
 def main() -> None:
     """Entry point. Errors that a person can mend are one sentence, not a traceback."""
     warnings.showwarning = lambda message, *_, **__: _say(f"note: {message}")
     try:
-        app(prog_name="tiny-vllm")  # also when started as python -m tiny_vllm
+        try:
+            app(prog_name="tiny-vllm")  # also when started as python -m tiny_vllm
+        finally:
+            sys.stdout.flush()
+    except (OSError, UnicodeEncodeError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # not about standard output
+        _give_up_output(error)
     except Error as error:
         console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
         _say(str(error))
