@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -294,7 +295,8 @@ def main() -> None:
 
     if args.json:
         report = {
-            "command": "python benchmarks/cpu_engine.py", "commit": commit(), "processor": processor(),
+            "command": shlex.join(["python", *sys.orig_argv[1:]]),
+            "commit": commit(), "processor": processor(),
             "threads": args.threads, "device": ours.engine.info()["device"],
             "prompt": PROMPT, "new_tokens": NEW,
             "read_bandwidth_GBps": bandwidth,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,10 +59,14 @@ def test_it_says_where_it_is_and_prints_a_table(tmp_path: Path) -> None:
         "warm-up: tiny-vllm bf16",
         *(f"round {i} of 2, batch of {size}: tiny-vllm bf16" for i in (1, 2) for size in (1, 8)),
     ]
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["command"] == shlex.join(["python", str(FOLDER / "cpu_engine.py"), *map(str, options)])
+    results = report["results"]
     assert [len(runs) for runs in results["tiny-vllm bf16"].values()] == [2, 2]
 
 
 def test_the_readme_shows_the_recorded_engines() -> None:
-    recorded = json.loads((FOLDER / "results/cpu_engine.json").read_text())["results"]
-    assert engines_of_table((FOLDER / "README.md").read_text(encoding="utf-8")) == list(recorded)
+    recorded = json.loads((FOLDER / "results/cpu_engine.json").read_text())
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert engines_of_table(text) == list(recorded["results"])
+    assert f"Made by\n`{recorded['command']}`" in text
