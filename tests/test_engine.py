@@ -211,6 +211,29 @@ def test_end_tokens_of_the_model(
     assert tokens_of(engine.generate(HELLO, greedy(12, ignore_eos=True))[0]) == free
 
 
+def test_infinite_logits(tmp_path: Path) -> None:
+    """+infinity leaves no probabilities, so that the request ends with an error; -infinity is a token that is
+    never drawn.
+    """
+    fixtures.write_fixed(tmp_path / "plus", [0.0, np.inf, 1.0, 0.0])
+    for params in (greedy(3, logprobs=1), SamplingParams(seed=1, logprobs=1)):
+        output = open_engine(tmp_path / "plus").generate([[0]], params)[0].outputs[0]
+        assert (output.finish_reason, output.token_ids, output.logprobs) == ("error", [], [])
+        assert "infinity" in str(output.stop_reason)
+
+    fixtures.write_fixed(tmp_path / "minus", [0.0, -np.inf, 1.0, 0.0])
+    output = (
+        open_engine(tmp_path / "minus")
+        .generate([[0]], SamplingParams(max_tokens=50, logprobs=4))[0]
+        .outputs[0]
+    )
+    assert 1 not in output.token_ids
+    assert output.logprobs is not None
+    for row in output.logprobs:
+        assert row[1].logprob == -np.inf
+        assert sum(np.exp(entry.logprob) for entry in row.values()) == pytest.approx(1, abs=1e-5)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
 def test_max_tokens(max_tokens: int, engine: Engine) -> None:
     output = engine.generate(HELLO, greedy(max_tokens))[0].outputs[0]
@@ -273,6 +296,45 @@ def test_generate_and_step_do_not_mix_up(engine: Engine) -> None:
     assert "".join(stream) == engine.generate("y", greedy(30))[0].outputs[0].text
     engine.abort_request("mine")
     check_all_blocks_are_back(engine)
+
+
+def test_what_ends_in_somebody_elses_step_is_reported_once(engine: Engine) -> None:
+    engine.add_request("mine", HELLO, greedy(3))
+    engine.generate("x", greedy(10))
+    assert engine.has_unfinished_requests()
+    with pytest.raises(InvalidRequestError, match="request_id 'mine' is in use"):
+        engine.add_request("mine", HELLO, greedy(3))
+    (reported,) = engine.step()
+    assert (reported.request_id, reported.finished, len(tokens_of(reported))) == ("mine", True, 3)
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []
+    check_all_blocks_are_back(engine)
+
+
+def test_an_end_that_was_not_reported_can_be_aborted(engine: Engine) -> None:
+    engine.add_request("mine", HELLO, greedy(3))
+    engine.generate("x", greedy(10))
+    engine.abort_request("mine")
+    assert not engine.has_unfinished_requests()
+    engine.add_request("mine", HELLO, greedy(1))
+    assert [len(tokens_of(o)) for o in engine.step()] == [1]
+
+
+def test_a_request_keeps_the_parameters_it_was_given(
+    engine: Engine, answer: Callable[..., RequestOutput]
+) -> None:
+    """Whatever is assigned to them later; and another request is not disturbed."""
+    params = greedy(6, stop_token_ids=[511])
+    expected = exact(answer(HELLO, params))
+    stream = engine.start_stream(HELLO, params)
+    engine.add_request("a", HELLO, params)
+    engine.step()
+    params.logprobs = 2
+    params.n = "many"  # type: ignore[assignment]
+    params.stop_token_ids += tokens_of(answer(HELLO, greedy(6)))
+    assert exact(finish(engine)["a"]) == expected
+    *_, last = stream
+    assert exact(last) == expected
 
 
 def test_ids_of_generate_avoid_those_in_use(engine: Engine) -> None:
@@ -370,6 +432,48 @@ def test_two_streams_at_once(engine: Engine) -> None:
     one, two = engine.stream("one", greedy(20)), engine.stream("two", greedy(20))
     pieces = list(itertools.zip_longest(one, two, fillvalue=""))
     assert ["".join(text) for text in zip(*pieces, strict=True)] == expected
+
+
+def test_a_stream_gets_all_whoever_runs_the_steps(engine: Engine) -> None:
+    expected = [engine.generate(p, greedy(20))[0] for p in ("one", "two")]
+    texts = [o.outputs[0].text for o in expected]
+
+    stream = engine.stream("one", greedy(20))
+    engine.generate("other", greedy(50))
+    assert "".join(stream) == texts[0]
+
+    one, two = engine.stream("one", greedy(20)), engine.stream("two", greedy(20))
+    assert ["".join(s) for s in (one, two)] == texts  # the first one runs the steps of both
+
+    stream = engine.stream("two", greedy(20))
+    begin = next(stream)
+    for _ in range(30):
+        engine.step()
+    assert begin + "".join(stream) == texts[1]
+
+    outputs = engine.start_stream("one", greedy(20))
+    engine.generate("other", greedy(5))
+    assert [len(tokens_of(o)) for o in outputs] == list(range(5, 21))
+    outputs = engine.start_stream("one", greedy(20))
+    engine.generate("other", greedy(50))
+    assert [exact(o) for o in outputs] == [exact(expected[0])]  # one element, but the end is never left out
+    check_all_blocks_are_back(engine)
+
+
+def test_a_stream_that_somebody_aborts_says_so(engine: Engine) -> None:
+    outputs = engine.start_stream("one", greedy(20))
+    first = next(outputs)
+    engine.abort_request(first.request_id)
+    (last,) = outputs
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+    assert tokens_of(last) == tokens_of(first)
+
+
+def test_a_stream_that_is_closed_before_its_first_piece(engine: Engine) -> None:
+    outputs = engine.start_stream("a", greedy(50))
+    outputs.close()  # type: ignore[attr-defined]
+    assert not engine.has_unfinished_requests()
+    assert list(outputs) == []
 
 
 def test_a_stream_refuses_at_the_call(engine: Engine) -> None:

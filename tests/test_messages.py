@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import greedy, open_engine
 from tiny_vllm import Engine, EngineConfig, InvalidRequestError, ModelLoadError, SamplingParams
@@ -65,6 +66,120 @@ def test_the_range_of_logprobs_is_the_vocabulary(field: str, count: int) -> None
 def test_all_say_in_the_same_form_what_they_got(wrong: Callable[[], object]) -> None:
     with pytest.raises(InvalidRequestError, match=r"^\w+ must [^;]*, got \S+$"):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [0, 5, {}, {"n": 1}, "", "a", b"", [], [None], [5], (SamplingParams(),), SamplingParams, object()],
+)
+def test_sampling_params_of_another_type(engine: Engine, wrong: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: engine.stream("a", wrong),
+        lambda: engine.start_stream("a", wrong),
+        lambda: engine.add_request("x", "a", wrong),
+    ]
+    if not isinstance(wrong, (list, tuple)):
+        calls += [lambda: engine.generate("a", wrong), lambda: engine.generate([], wrong)]
+    for call in calls:
+        with pytest.raises(InvalidRequestError) as caught:
+            call()
+        assert str(caught.value) == f"sampling_params must be SamplingParams, got {type(wrong).__name__}"
+    assert not engine.has_unfinished_requests()
+
+
+def test_lists_of_sampling_params(engine: Engine) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"^sampling_params\[1\] must be SamplingParams, got NoneType$"
+    ):
+        engine.generate(["a", "b"], [greedy(1), None])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="has 0 entries for 1 prompts"):
+        engine.generate("a", [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", "x"),
+        ("n", None),
+        ("temperature", float("nan")),
+        ("max_tokens", "x"),
+        ("seed", 10**30),
+        ("stop", ["a"]),
+        ("stop_token_ids", [-1]),
+        ("logprobs", 10**6),
+    ],
+)
+def test_nonsense_assigned_to_sampling_params(engine: Engine, field: str, value: object) -> None:
+    params = SamplingParams(max_tokens=2)
+    setattr(params, field, value)
+    for call in (engine.generate, engine.stream, lambda prompt, p: engine.add_request("x", prompt, p)):
+        with pytest.raises(InvalidRequestError, match=rf"^{field} "):
+            call("a", params)
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"x", [], "\ud800", "a\udfffb"])
+def test_request_ids_that_are_not_text(engine: Engine, wrong: Any) -> None:
+    for call in (engine.abort_request, lambda request_id: engine.add_request(request_id, "a")):
+        with pytest.raises(InvalidRequestError, match=r"^request_id must be "):
+            call(wrong)
+
+
+def its_own_prompt() -> dict[str, Any]:
+    prompt: dict[str, Any] = {}
+    prompt["prompt"] = prompt
+    return prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"x": 1, 5: 2}, r"has 'prompt' or 'prompt_token_ids', got \['x', 5\]"),
+        ({}, r"has 'prompt' or 'prompt_token_ids', got \[\]"),
+        (its_own_prompt(), "'prompt' of a prompt dict must be text, got dict"),
+        ({"prompt": 5, "prompt_token_ids": [1]}, "'prompt' of a prompt dict must be text, got int"),
+        ({"prompt": None}, "'prompt' of a prompt dict must be text, got None"),
+        ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list of token ids, got str"),
+        ({"prompt_token_ids": {"prompt": "a"}}, "prompt_token_ids must be a list of token ids, got dict"),
+        ({"prompt_token_ids": None}, "prompt_token_ids must be a list of token ids, got NoneType"),
+        ([2**31], "prompt token ids must be integers of the vocabulary, got 2147483648"),
+    ],
+)
+def test_prompts_that_are_malformed(engine: Engine, prompt: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.generate(prompt, greedy(1))
+
+
+@pytest.mark.parametrize("wrong", [5, b"x", [], object()])
+def test_models_of_another_type(wrong: Any) -> None:
+    with pytest.raises(ModelLoadError, match=f"^model must be .*, got {type(wrong).__name__}$"):
+        Engine(wrong)
+
+
+def test_a_model_name_beyond_what_the_system_can_look_up() -> None:
+    with pytest.raises(ModelLoadError, match=r"^'xxx.*: cannot be read: "):
+        Engine("x" * 5000)
+
+
+def test_progress_that_cannot_be_called(engine: Engine, rand_folder: Path) -> None:
+    for call in (lambda: engine.generate("a", progress=5), lambda: Engine(rand_folder, progress=5)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=r"^progress must be a function of two numbers, got 5$"):
+            call()
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_numbers_beyond_all_others(digits: int) -> None:
+    huge = 10**digits
+    for field in ("temperature", "top_p", "min_p", "n", "top_k", "seed", "max_tokens"):
+        with pytest.raises(InvalidRequestError, match=rf"^{field} must "):
+            SamplingParams(**{field: huge})  # type: ignore[arg-type]
+    for field in ("seed", "max_num_seqs", "scheduler"):
+        with pytest.raises(InvalidRequestError, match=rf"^{field} must "):
+            EngineConfig(**{field: huge})  # type: ignore[arg-type]
+
+
+def test_an_array_for_a_choice() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^scheduler must be one of continuous, static, got array"):
+        EngineConfig(scheduler=np.array(["static", "static"]))  # type: ignore[arg-type]
 
 
 def test_help_says_what_each_option_means() -> None:

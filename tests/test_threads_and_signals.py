@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import itertools
+import linecache
+import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import fixtures
@@ -24,7 +30,10 @@ from helpers import (
     solo,
     tokens_of,
 )
+from tiny_vllm import engine as engine_module
+from tiny_vllm import prompts, requests, turns
 from tiny_vllm.engine import Engine
+from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
 
 
@@ -84,9 +93,8 @@ def test_other_threads_run_during_a_step(rand_folder: Path) -> None:
     engine = open_engine(rand_folder, max_num_batched_tokens=4096, num_threads=1)
     for i in range(4):
         engine.add_request(str(i), prompt_of(1000, seed=i), greedy(1))
-    outputs: list[Any] = []
-    assert Counter().during(lambda: engine._core.step(outputs)) > BY_CHANCE
-    assert len(outputs) == 4
+    assert Counter().during(lambda: engine._core.step(engine._requests, engine._moved)) > BY_CHANCE
+    assert len(engine.step()) == 4
 
 
 def test_other_threads_run_while_weights_load(tmp_path: Path) -> None:
@@ -195,6 +203,75 @@ def test_an_engine_that_goes_away_with_its_requests(rand_folder: Path) -> None:
         gc.collect()
 
 
+def test_two_threads_step(rand_folder: Path) -> None:
+    """Each end is reported once, to one of them."""
+    engine = open_engine(rand_folder)
+    names = [str(i) for i in range(12)]
+    expected = [exact(o) for o in solo(rand_folder, [prompt_of(3, seed=i) for i in range(12)], greedy(9))]
+    for i, name in enumerate(names):
+        engine.add_request(name, prompt_of(3, seed=i), greedy(1 + i % 3 * 4))
+    ends: list[RequestOutput] = []
+
+    def work() -> None:
+        while engine.has_unfinished_requests():
+            ends.extend(output for output in engine.step() if output.finished)
+
+    together(work, work, work)
+    assert sorted(o.request_id for o in ends) == sorted(names)
+    for output in ends:
+        assert tokens_of(output) == expected[int(output.request_id)][1][1][: len(tokens_of(output))]
+    check_all_blocks_are_back(engine)
+
+
+# ---- fork --------------------------------------------------------------------------------------------------
+
+
+FORK_SCRIPT = """
+import os, signal, threading
+from pathlib import Path
+from helpers import exact, greedy, open_engine
+from tiny_vllm import Error
+folder = Path({folder!r})
+busy, idle = open_engine(folder), open_engine(folder)
+expected = exact(idle.generate("a", greedy(5))[0])
+inside, leave = threading.Event(), threading.Event()
+
+def stay():
+    inside.set()
+    leave.wait()
+
+thread = threading.Thread(target=lambda: busy._turns.call(stay))
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # its default action ends a child that hangs
+    assert exact(idle.generate("a", greedy(5))[0]) == expected
+    for call in (busy.metrics, busy.step, lambda: busy.generate("a"), lambda: busy.stream("a"),
+                 lambda: busy.add_request("x", "a"), lambda: busy.abort_request("x")):
+        try:
+            call()
+        except Error as error:
+            assert "another thread was inside a call of it when the process was forked" in str(error)
+        else:
+            os._exit(1)
+    os._exit(7)
+leave.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert exact(busy.generate("a", greedy(5))[0]) == expected
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_while_another_thread_is_inside(rand_folder: Path) -> None:
+    """The child cannot use that engine, and says why instead of waiting for ever. It can use the others."""
+    script = python_process(FORK_SCRIPT.format(folder=str(rand_folder)))
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "fine\n", done.stderr
+
+
 # ---- Ctrl-C ------------------------------------------------------------------------------------------------
 
 
@@ -208,8 +285,8 @@ class InterruptedCore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def step(self, outputs: list[Any]) -> None:
-        self._core.step(outputs)
+    def step(self, *containers: Any) -> None:
+        self._core.step(*containers)
         self._left -= 1
         if self._left == 0:
             raise KeyboardInterrupt
@@ -265,6 +342,151 @@ def test_a_step_that_was_interrupted_can_go_on(rand_folder: Path) -> None:
         finish(engine)
     assert engine.has_unfinished_requests()  # the core is done with it, but nobody has been told yet
     assert exact(finish(engine)["x"]) == exact(solo(rand_folder, [[1, 2, 3]], greedy(5))[0])
+
+
+def test_a_second_ctrl_c_amid_the_clean_up(rand_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """generate() cannot end its requests; the engine does it as soon as nobody holds the call any more."""
+    engine = open_engine(rand_folder)
+    interrupt(engine, 2)
+
+    def end(owner: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_end", end)
+    try:
+        engine.generate(["a", "b"], greedy(50))
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("no KeyboardInterrupt")
+    assert not engine.has_unfinished_requests()
+    check_all_blocks_are_back(engine)
+
+
+PACKAGE_FILES = {inspect.getsourcefile(module) for module in (engine_module, prompts, requests, turns)}
+
+
+def ctrl_c_at_line(n: int, call: Callable[[], object]) -> bool:
+    """Runs the call, with Ctrl-C at the n-th line that it runs of the engine's Python. Whether it came.
+
+    Python looks for signals after calls and at the ends of loops. So there are two places where a debugger
+    can stop but Ctrl-C cannot: between the last two lines of step(), and where the block of a lock ends.
+    """
+    left = n
+    locking: set[int] = set()  # ids: to keep a frame would keep what is in it
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in PACKAGE_FILES:
+            return None
+        if event == "return":
+            locking.discard(id(frame))
+        if event == "line":
+            left -= 1
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            leaves_lock = line == "with self._lock:" and id(frame) in locking
+            if line == "with self._lock:":
+                locking.add(id(frame))
+            possible = line != "return ready" and not leaves_lock
+            if left == 0 and possible:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+class Reports:
+    """What step() reports, until there is no more."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.last: dict[str, RequestOutput] = {}
+        self.ends: list[str] = []
+
+    def collect(self) -> None:
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                assert len(output.outputs[0].token_ids) >= len(self.tokens(output.request_id))
+                self.last[output.request_id] = output
+                if output.finished:
+                    self.ends.append(output.request_id)
+
+    def tokens(self, request_id: str) -> list[int]:
+        return tokens_of(self.last[request_id]) if request_id in self.last else []
+
+
+def test_ctrl_c_at_any_line_of_step(rand_folder: Path) -> None:
+    """Each request gets all its tokens, and its end is reported once."""
+    params = {"a": SamplingParams(n=2, seed=1, max_tokens=2, logprobs=1), "b": greedy(3)}
+    expected = {name: exact(solo(rand_folder, ["hi"], p)[0]) for name, p in params.items()}
+    engine = open_engine(rand_folder)
+    for n in itertools.count(1):
+        for name, p in params.items():
+            engine.add_request(name, "hi", p)
+        reports = Reports(engine)
+        came = ctrl_c_at_line(n, reports.collect)
+        reports.collect()
+        assert sorted(reports.ends) == ["a", "b"], n
+        assert {name: exact(output) for name, output in reports.last.items()} == expected, n
+        check_all_blocks_are_back(engine)
+        if not came:
+            break
+    assert n > 50
+
+
+def adds_and_aborts(engine: Engine) -> None:
+    engine.add_request("x", [1, 2], greedy(5))
+    engine.step()
+    engine.abort_request("x")
+
+
+def drops_a_stream(engine: Engine) -> None:
+    for _ in engine.stream("a", greedy(9)):
+        break
+
+
+CTRL_C_CALLS: dict[str, Callable[[Engine], object]] = {
+    "generate": lambda engine: engine.generate(["a", [1, 2]], greedy(2, logprobs=1)),
+    "stream": lambda engine: list(engine.stream("a", greedy(2))),
+    "start_stream": lambda engine: list(engine.start_stream("a", greedy(2))),
+    "drop": drops_a_stream,
+    "abort": adds_and_aborts,
+}
+
+
+@pytest.mark.parametrize("what", CTRL_C_CALLS)
+def test_ctrl_c_at_any_line(what: str, rand_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call's own requests are gone with it, and another one that shares the steps loses nothing."""
+    # Ctrl-C while a stream is dropped goes to this hook. pytest's own keeps the stream alive for its report.
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    params = greedy(8, logprobs=1)
+    expected = exact(solo(rand_folder, ["hi"], params)[0])
+    engine = open_engine(rand_folder)
+    for n in itertools.count(1):
+        engine.add_request("other", "hi", params)
+        came = ctrl_c_at_line(n, lambda: CTRL_C_CALLS[what](engine))
+        engine.abort_request("x")
+        assert engine.metrics()["num_requests_running"] + engine.metrics()["num_requests_waiting"] <= 1, n
+        assert not engine._turns._threads, n
+        assert not engine._turns._lock._is_owned(), n  # type: ignore[attr-defined]
+        reports = Reports(engine)
+        reports.collect()
+        if reports.last:  # adds_and_aborts() may have taken the last report itself
+            assert reports.ends == ["other"], n
+            assert exact(reports.last["other"]) == expected, n
+        check_all_blocks_are_back(engine)
+        if not came:
+            break
+    assert n > 50
 
 
 SIGINT_SCRIPT = """

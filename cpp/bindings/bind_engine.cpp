@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/bindings.h"
 #include "engine/engine.h"
 
@@ -45,15 +47,88 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
   return std::make_unique<Engine>(config_json, source, folder, options, make_backend(options.backend), report);
 }
 
-// The lock is free while the step computes. The outputs are in the caller's list before Python looks at signals again,
-// so Ctrl-C cannot come between a token and its owner.
-void step_into(Engine& engine, py::list& outputs) {
-  std::vector<StepOutput> step;
+// ---- requests as Python keeps them ----
+//
+// Python's Engine has one object a request, with these attributes:
+//   request_id  str
+//   received    list of what the steps said: StepOutput, or None at the end of an aborted request
+//   finished    bool: nothing more will come
+//   owner       None when step() reports the request
+// and three containers of them:
+//   requests    {id: request}: all that are not finished
+//   moved       {id: request}: those without owner that step() has to report
+//   ready       list of RequestOutput: reports that step() made and has not returned yet
+//
+// Each function below changes them together with the core, in one call. Python looks at signals between its own
+// instructions only, so Ctrl-C never finds the two apart.
+
+// A step output with the moment it came, in seconds of time.monotonic().
+struct TimedOutput : StepOutput {
+  double time = 0;
+};
+
+bool is_of(const py::handle output, const py::str& id) { return id.equal(py::object(output.attr("request_id"))); }
+
+bool contains(const py::list& ready, const py::str& id) {
+  return std::any_of(ready.begin(), ready.end(), [&](const py::handle output) { return is_of(output, id); });
+}
+
+void erase(const py::dict& requests, const py::str& id) {
+  if (requests.contains(id) && PyDict_DelItem(requests.ptr(), id.ptr()) != 0) throw py::error_already_set();
+}
+
+void end(const py::dict& requests, const py::str& id) {
+  requests[id].attr("finished") = true;
+  erase(requests, id);
+}
+
+void add_request(Engine& engine, const py::dict& requests, const py::dict& moved, const py::list& ready,
+                 const py::object& request, std::vector<int32_t> prompt, const SamplingParams& params) {
+  const py::str id = request.attr("request_id");
+  if (moved.contains(id) || contains(ready, id))
+    throw InvalidRequestError(str("request_id '", std::string(id), "' is in use: step() has not reported its end yet"));
+  engine.add_request(id, std::move(prompt), params);
+  requests[id] = request;
+}
+
+bool abort_request(Engine& engine, const py::dict& requests, const py::dict& moved, const py::list& ready,
+                   const py::str& id) {
+  const bool found = engine.abort_request(id);
+  if (requests.contains(id)) {
+    requests[id].attr("received").cast<py::list>().append(py::none());
+    end(requests, id);
+  }
+  erase(moved, id);
+  for (py::size_t i = ready.size(); i-- > 0;)
+    if (is_of(ready[i], id) && PySequence_DelItem(ready.ptr(), static_cast<py::ssize_t>(i)) != 0)
+      throw py::error_already_set();
+  return found;
+}
+
+// The GIL is free while the step computes.
+void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
+  std::vector<StepOutput> outputs;
   {
     py::gil_scoped_release release;
-    step = engine.step();
+    outputs = engine.step();
   }
-  for (StepOutput& output : step) outputs.append(std::move(output));
+  const auto time = py::module_::import("time").attr("monotonic")().cast<double>();
+  std::vector<py::str> ended;
+  for (StepOutput& output : outputs) {
+    const py::str id(output.request_id);
+    const py::object request = requests[id];
+    if (output.finish_reason != FinishReason::kNone && !engine.has_request(output.request_id)) ended.push_back(id);
+    request.attr("received").cast<py::list>().append(TimedOutput{std::move(output), time});
+    if (request.attr("owner").is_none()) moved[id] = request;
+  }
+  for (const py::str& id : ended)
+    if (requests.contains(id)) end(requests, id);  // once, also when several of its sequences ended in this step
+}
+
+// `outputs` say all about the requests of `moved`.
+void make_ready(py::dict& moved, py::list& ready, const py::list& outputs) {
+  for (const py::handle output : outputs) ready.append(output);
+  moved.clear();
 }
 
 py::dict metrics_of(const Engine& engine) {
@@ -155,23 +230,29 @@ void bind_engine(py::module_& m) {
       .def_readonly("logprob", &TokenLogprob::logprob)
       .def_readonly("rank", &TokenLogprob::rank);
 
-  py::class_<StepOutput>(m, "StepOutput", "What a step has to say about one sequence.")
-      .def_readonly("request_id", &StepOutput::request_id)
-      .def_readonly("index", &StepOutput::index)
-      .def_readonly("token", &StepOutput::token)
-      .def_readonly("logprobs", &StepOutput::logprobs)
-      .def_readonly("prompt_logprobs", &StepOutput::prompt_logprobs)
-      .def_property_readonly("finish_reason", [](const StepOutput& o) { return name_of(o.finish_reason); })
-      .def_readonly("stop_token", &StepOutput::stop_token)
-      .def_readonly("error", &StepOutput::error)
-      .def_readonly("num_cached_tokens", &StepOutput::num_cached_tokens);
+  py::class_<TimedOutput>(m, "StepOutput", "What a step has to say about one sequence.")
+      .def_readonly("request_id", &TimedOutput::request_id)
+      .def_readonly("index", &TimedOutput::index)
+      .def_readonly("token", &TimedOutput::token)
+      .def_readonly("logprobs", &TimedOutput::logprobs)
+      .def_readonly("prompt_logprobs", &TimedOutput::prompt_logprobs)
+      .def_property_readonly("finish_reason", [](const TimedOutput& o) { return name_of(o.finish_reason); })
+      .def_readonly("stop_token", &TimedOutput::stop_token)
+      .def_readonly("error", &TimedOutput::error)
+      .def_readonly("num_cached_tokens", &TimedOutput::num_cached_tokens)
+      .def_readonly("time", &TimedOutput::time);
 
   py::class_<Engine>(m, "Engine", "See tiny_vllm.Engine. Not for two callers at once.")
       .def(py::init(&make_engine), py::arg("config_json"), py::arg("source"), py::arg("folder"), py::arg("options"),
            py::arg("progress") = py::none())
-      .def("add_request", &Engine::add_request, py::arg("request_id"), py::arg("prompt_token_ids"), py::arg("params"))
-      .def("abort_request", &Engine::abort_request, py::arg("request_id"))
-      .def("step", &step_into, py::arg("outputs"), "Runs one step and appends its StepOutputs to the list.")
+      .def("add_request", &add_request, py::arg("requests"), py::arg("moved"), py::arg("ready"), py::arg("request"),
+           py::arg("prompt_token_ids"), py::arg("params"))
+      .def("abort_request", &abort_request, py::arg("requests"), py::arg("moved"), py::arg("ready"),
+           py::arg("request_id"))
+      .def("step", &step, py::arg("requests"), py::arg("moved"),
+           "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
+      .def_static("make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("outputs"),
+                  "Appends the outputs to `ready` and empties `moved`.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
       .def("metrics", &metrics_of)

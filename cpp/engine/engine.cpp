@@ -308,7 +308,7 @@ void Engine::append_token(Request& request, std::span<const float> logits, std::
   const int32_t token = sampler_.sample(logits, params, {request.seed, request.num_tokens()});
   if (token < 0) {
     out.finish_reason = FinishReason::kError;
-    out.error = str("the model's logits are not numbers (NaN) after token ", request.num_tokens());
+    out.error = str("the model's logits are not numbers (NaN or infinity) after token ", request.num_tokens());
   } else {
     request.tokens.push_back(token);
     ++metrics_.num_generated_tokens;

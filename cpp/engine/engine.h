@@ -89,6 +89,7 @@ class Engine {
   std::vector<StepOutput> step();
 
   bool has_unfinished_requests() const { return !requests_.empty(); }
+  bool has_request(const std::string& id) const { return requests_.count(id) != 0; }  // unfinished
   int64_t max_total_len() const { return scheduler_->max_total_len(); }  // tokens of one request, prompt and output
 
   const EngineOptions& options() const { return options_; }

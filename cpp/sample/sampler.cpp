@@ -46,7 +46,7 @@ int32_t argmax(std::span<const float> logits) {
     if (std::isnan(logits[i])) return -1;
     if (logits[i] > logits[best]) best = static_cast<int32_t>(i);
   }
-  return best;
+  return std::isfinite(logits[best]) ? best : -1;
 }
 
 int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key) {

@@ -30,7 +30,7 @@ class Sampler {
   // token that crosses top_p is kept. Among equal logits the lower id is kept first. The draw is an exponential
   // race: argmax of p_i / e_i with e_i ~ Exp(1), which needs no sort and no running sum and so suits every device.
   //
-  // A row that contains NaN has no answer: -1 is returned.
+  // A row without probabilities has no answer: -1 is returned when it contains NaN or +infinity, or only -infinity.
   int32_t sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key);
 
   // The chosen token first, then the `count` most likely ones in order. logits (V).
@@ -47,7 +47,7 @@ class Sampler {
   std::vector<Candidate> candidates_;  // kept between calls to spare the allocation
 };
 
-// The largest logit, the lowest id among equals; -1 if any logit is NaN.
+// The largest logit, the lowest id among equals; -1 if any logit is NaN or the largest is not finite.
 int32_t argmax(std::span<const float> logits);
 
 }  // namespace tiny_vllm

@@ -578,17 +578,25 @@ class StepOutput:
     def stop_token(self) -> int | None:
         ...
     @property
+    def time(self) -> float:
+        ...
+    @property
     def token(self) -> int:
         ...
 class Engine:
     """
     See tiny_vllm.Engine. Not for two callers at once.
     """
+    @staticmethod
+    def make_ready(moved: dict, ready: list, outputs: list) -> None:
+        """
+        Appends the outputs to `ready` and empties `moved`.
+        """
     def __init__(self, config_json: str, source: str, folder: str, options: EngineOptions, progress: typing.Any = None) -> None:
         ...
-    def abort_request(self, request_id: str) -> bool:
+    def abort_request(self, requests: dict, moved: dict, ready: list, request_id: str) -> bool:
         ...
-    def add_request(self, request_id: str, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams) -> None:
+    def add_request(self, requests: dict, moved: dict, ready: list, request: typing.Any, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams) -> None:
         ...
     def check_invariants(self) -> None:
         ...
@@ -598,9 +606,9 @@ class Engine:
         ...
     def metrics(self) -> dict:
         ...
-    def step(self, outputs: list) -> None:
+    def step(self, requests: dict, moved: dict) -> None:
         """
-        Runs one step and appends its StepOutputs to the list.
+        Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.
         """
 def available_isas() -> list[str]:
     """

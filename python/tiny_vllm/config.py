@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiny_vllm.errors import InvalidRequestError
+from tiny_vllm.errors import InvalidRequestError, shown
 
 
 def _option(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
@@ -74,8 +74,8 @@ class EngineConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             choices = f.metadata["choices"]
-            if choices and value not in choices:
-                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}, got {value!r}")
+            if choices and (not isinstance(value, str) or value not in choices):
+                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}, got {shown(value)}")
             kind = str(f.type)
             if value is None and "None" in kind:
                 continue
@@ -88,13 +88,13 @@ class EngineConfig:
             else:
                 wanted, ok = "a string", isinstance(value, str)
             if not ok:
-                raise InvalidRequestError(f"{f.name} must be {wanted}, got {value!r}")
+                raise InvalidRequestError(f"{f.name} must be {wanted}, got {shown(value)}")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
-                raise InvalidRequestError(f"{name} must be in [1, {most}], got {value}")
+                raise InvalidRequestError(f"{name} must be in [1, {most}], got {shown(value)}")
         if not 0 <= self.seed < 2**63:
-            raise InvalidRequestError(f"seed must be in [0, 2**63), got {self.seed}")
+            raise InvalidRequestError(f"seed must be in [0, 2**63), got {shown(self.seed)}")
 
 
 def _attributes() -> str:

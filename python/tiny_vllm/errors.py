@@ -25,3 +25,12 @@ class DeviceError(Error, RuntimeError):
 
 class InternalError(Error, RuntimeError):
     """A broken promise inside the engine: a bug of tiny_vllm. Please report it with the message."""
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: short, and without an error of its own, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of 5,000 digits, nested too deeply, a broken __repr__
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tiny_vllm import _core
-from tiny_vllm.errors import InvalidRequestError
+from tiny_vllm.errors import InvalidRequestError, shown
 
 _NOT_YET = (
     "presence_penalty",
@@ -35,14 +35,20 @@ def _integer(name: str, value: object, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer{' or None' if optional else ''}, got {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be an integer{' or None' if optional else ''}, got {shown(value)}"
+        )
     if not -(2**63) <= value < 2**63:
-        raise InvalidRequestError(f"{name} must fit in 64 bits, got {value!r}")
+        raise InvalidRequestError(f"{name} must fit in 64 bits, got {shown(value)}")
 
 
 def _number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number, got {value!r}")
+    try:
+        finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        finite = False
+    if not finite:
+        raise InvalidRequestError(f"{name} must be a finite number, got {shown(value)}")
 
 
 class SamplingParams:
@@ -103,11 +109,13 @@ class SamplingParams:
                     f"{name} must be between 0 and the number of tokens in the vocabulary, got {count}"
                 )
         if not isinstance(ignore_eos, bool):
-            raise InvalidRequestError(f"ignore_eos must be True or False, got {ignore_eos!r}")
+            raise InvalidRequestError(f"ignore_eos must be True or False, got {shown(ignore_eos)}")
         if stop_token_ids is None:
             stop_token_ids = ()
-        if isinstance(stop_token_ids, (str, bytes)) or not isinstance(stop_token_ids, Iterable):
-            raise InvalidRequestError(f"stop_token_ids must be a list of integers, got {stop_token_ids!r}")
+        if isinstance(stop_token_ids, (str, bytes, Mapping)) or not isinstance(stop_token_ids, Iterable):
+            raise InvalidRequestError(
+                f"stop_token_ids must be a list of integers, got {shown(stop_token_ids)}"
+            )
         ids = list(stop_token_ids)
         for token in ids:
             _integer("stop_token_ids", token)
@@ -133,6 +141,10 @@ class SamplingParams:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingParams) and vars(self) == vars(other)
+
+    def checked_copy(self) -> SamplingParams:
+        """One that later changes of this do not reach. What was assigned is checked like arguments."""
+        return SamplingParams(**vars(self))
 
     def to_core(self) -> _core.SamplingParams:
         """The same for the C++ core."""

@@ -52,23 +52,24 @@ TEST(uniform_numbers_are_never_0_or_1) {
   CHECK_EQ(uniform_open(0x7fffffff) + uniform_open(0x80000000), 1.0);
 }
 
-TEST(argmax_takes_the_lowest_id_and_refuses_nan) {
+TEST(argmax_takes_the_lowest_id_and_refuses_what_is_not_finite) {
   CHECK_EQ(argmax(std::vector<float>{1, 3, 3, 2}), 1);
-  CHECK_EQ(argmax(std::vector<float>{-kInf, -kInf}), 0);
-  CHECK_EQ(argmax(std::vector<float>{1, kInf, 2}), 1);
+  CHECK_EQ(argmax(std::vector<float>{-kInf, -1, -kInf}), 1);
+  CHECK_EQ(argmax(std::vector<float>{-kInf, -kInf}), -1);
+  CHECK_EQ(argmax(std::vector<float>{1, kInf, 2}), -1);
   CHECK_EQ(argmax(std::vector<float>{kNan, 1}), -1);
   CHECK_EQ(argmax(std::vector<float>{1, kNan}), -1);
 }
 
-TEST(sample_refuses_nan_by_every_road) {
+TEST(sample_refuses_rows_without_probabilities_by_every_road) {
   Sampler sampler;
-  const std::vector<float> logits{1, 2, kNan, 3};
-  for (const SamplingParams& params : {with(0), with(1), with(1, 1), with(1, 2), with(1, 0, 0.5), with(1, 0, 1, 0.5)})
-    CHECK_EQ(sampler.sample(logits, params, {1, 1}), -1);
+  for (float wrong : {kNan, kInf})
+    for (const SamplingParams& params : {with(0), with(1), with(1, 1), with(1, 2), with(1, 0, 0.5), with(1, 0, 1, 0.5)})
+      CHECK_EQ(sampler.sample(std::vector<float>{1, 2, wrong, 3}, params, {1, 1}), -1);
 }
 
-TEST(infinite_logits) {
-  CHECK(drawn({1, kInf, 2, kInf}, with(1)) == std::vector<bool>({false, true, false, true}));
+TEST(logits_of_minus_infinity_are_never_drawn) {
+  CHECK_EQ(Sampler().logprobs(std::vector<float>{0, -kInf}, 1, 0)[0].logprob, -kInf);
   CHECK(drawn({1, -kInf, 1, -kInf}, with(1)) == std::vector<bool>({true, false, true, false}));
   CHECK(drawn({1, -kInf, 1, -kInf}, with(1, 3)) == std::vector<bool>({true, false, true, false}));
 }

@@ -1,0 +1,231 @@
+"""What Python keeps of a request: what the core said about it, and who waits for it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tiny_vllm import _core
+from tiny_vllm.detokenizer import Detokenizer
+from tiny_vllm.errors import InvalidRequestError, shown
+from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.tokenizer import Tokenizer
+
+
+class Owner:
+    """Whoever waits for requests of its own: a call of generate(), or a stream."""
+
+    def __init__(self, dropped: list[OwnerRef]) -> None:
+        """When the owner is gone, its `ref` is in `dropped`: the engine ends what is left of its requests.
+
+        That is how a dropped stream ends, and a generate() whose clean-up met a second Ctrl-C. The callback
+        is a list's own method: unlike a `__del__` in Python, nothing can interrupt it.
+        """
+        self.request_ids: list[str] = []
+        self.ref = OwnerRef(self, dropped.append)
+        self.ref.request_ids = self.request_ids
+
+
+class OwnerRef(weakref.ref[Owner]):
+    request_ids: Sequence[str] = ()
+
+
+class Request:
+    """A request as the core knows it. The comment in cpp/bindings/bind_engine.cpp lists what the core sets.
+
+    `received` only grows, and the core appends to it in the same call that ran the step. All else is worked
+    out of it when somebody asks. So Ctrl-C can come at any moment: no token is lost or counted twice.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        owner: OwnerRef | None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.tokenizer = tokenizer
+        self.owner = owner
+        self.arrival_time = time.monotonic()
+        self.received: list[_core.StepOutput | None] = []
+        self.finished = False
+        self._answer: _Answer | None = None
+
+    def output(self, count: int | None = None) -> RequestOutput:
+        """What the first `count` elements of `received` say, or all: the caller's own copy.
+
+        Asked in order, each call does the new part only.
+        """
+        answer = self._answer
+        if answer is None or answer.busy:
+            # The first call; or Ctrl-C broke off the last one; or another thread is in it. Begin anew.
+            answer = self._answer = _Answer(self)
+        answer.busy = True
+        for step in self.received[answer.num_applied : count]:
+            answer.apply(step)
+            answer.num_applied += 1
+        output = answer.copy()
+        answer.busy = False
+        return output
+
+
+class _Answer:
+    """The outputs of a request, made from the steps' words one after the other."""
+
+    def __init__(self, request: Request) -> None:
+        self.busy = True
+        self.num_applied = 0
+        self._params = params = request.params
+        self._tokenizer = tokenizer = request.tokenizer
+        self._completions = [
+            CompletionOutput(
+                index=i,
+                logprobs=None if params.logprobs is None else [],
+                cumulative_logprob=None if params.logprobs is None else 0.0,
+            )
+            for i in range(params.n)
+        ]
+        self._metrics = RequestMetrics(arrival_time=request.arrival_time)
+        self._output = RequestOutput(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            self._completions,
+            finished=False,
+            metrics=self._metrics,
+        )
+        self._detokenizers = [
+            Detokenizer(tokenizer, request.prompt_token_ids) if tokenizer is not None else None
+            for _ in range(params.n)
+        ]
+
+    def apply(self, step: _core.StepOutput | None) -> None:
+        """Adds what one step said about one of the n sequences; None: the request was aborted."""
+        if step is None:
+            for completion in self._completions:
+                if not completion.finished():
+                    self._finish(completion, "abort", None)
+            self._output.finished = True
+            return
+        if self._metrics.first_token_time is None:
+            self._metrics.first_token_time = step.time
+            self._output.num_cached_tokens = step.num_cached_tokens
+        if (
+            step.index == 0
+            and self._params.prompt_logprobs is not None
+            and self._output.prompt_logprobs is None
+        ):
+            self._output.prompt_logprobs = [None, *map(self._logprob_dict, step.prompt_logprobs)]
+        completion = self._completions[step.index]
+        if step.token >= 0:
+            completion.token_ids.append(step.token)
+            if completion.logprobs is not None:
+                assert completion.cumulative_logprob is not None
+                completion.logprobs.append(self._logprob_dict(step.logprobs))
+                completion.cumulative_logprob += step.logprobs[0].logprob
+            detokenizer = self._detokenizers[step.index]
+            if detokenizer is not None and step.finish_reason != "stop":  # the token that stops is not shown
+                completion.text += detokenizer.add([step.token])
+        if step.finish_reason is not None:
+            self._finish(completion, step.finish_reason, step.error or step.stop_token)
+            if all(c.finished() for c in self._completions):
+                self._output.finished = True
+                self._metrics.finished_time = step.time
+
+    def _finish(self, completion: CompletionOutput, reason: str, stop_reason: int | str | None) -> None:
+        detokenizer = self._detokenizers[completion.index]
+        if detokenizer is not None:
+            completion.text += detokenizer.finish()
+        completion.finish_reason = reason
+        completion.stop_reason = stop_reason
+
+    def _logprob_dict(self, entries: Sequence[_core.TokenLogprob]) -> dict[int, Logprob]:
+        if self._tokenizer is None:
+            return {e.token: Logprob(e.logprob, e.rank) for e in entries}
+        text, raw = self._tokenizer.token_text, self._tokenizer.token_bytes
+        return {e.token: Logprob(e.logprob, e.rank, text(e.token), raw(e.token)) for e in entries}
+
+    def copy(self) -> RequestOutput:
+        """One that later steps do not change. Dicts of log probabilities never change, so they are shared."""
+        output: RequestOutput = _shallow_copy(self._output)
+        output.outputs = [_shallow_copy(c) for c in self._completions]
+        for completion in output.outputs:
+            completion.token_ids = list(completion.token_ids)
+            completion.logprobs = None if completion.logprobs is None else list(completion.logprobs)
+        output.metrics = _shallow_copy(self._metrics)
+        return output
+
+
+class Stream(Owner, Iterator[RequestOutput]):
+    """The growing output of one request. Ends the request when it is closed, dropped or interrupted."""
+
+    def __init__(
+        self,
+        dropped: list[OwnerRef],
+        step_if: Callable[[Callable[[], bool]], None],
+        end: Callable[[OwnerRef], None],
+    ) -> None:
+        """`step_if` runs one step for everybody when its argument still says so; `end` ends the requests."""
+        super().__init__(dropped)
+        self.request: Request | None = None
+        self._step_if = step_if
+        self._end = end
+        self._seen = 0
+        self._closed = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        request = self.request
+        if request is None or self._closed or (request.finished and len(request.received) == self._seen):
+            raise StopIteration
+        try:
+            while len(request.received) == self._seen:
+                self._step_if(lambda: len(request.received) == self._seen)
+            seen = len(request.received)
+            output = request.output(seen)
+        except BaseException:
+            self.close()
+            raise
+        self._seen = seen
+        return output
+
+    def close(self) -> None:
+        """Ends the request if it is still running."""
+        self._closed = True
+        if self.request is None or not self.request.finished:
+            self._end(self.ref)
+
+
+def checked_id(request_id: object) -> str:
+    if not isinstance(request_id, str):
+        raise InvalidRequestError(f"request_id must be a string, got {shown(request_id)}")
+    try:
+        request_id.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"request_id must be text, got half of a surrogate pair in {shown(request_id)}"
+        ) from None
+    return str(request_id)
+
+
+def refused(request_id: str, prompt: object, error: InvalidRequestError) -> RequestOutput:
+    completion = CompletionOutput(index=0, finish_reason="error", stop_reason=str(error))
+    text = prompt if isinstance(prompt, str) else None
+    return RequestOutput(request_id, text, [], [completion], finished=True)
+
+
+def _shallow_copy(value: Any) -> Any:
+    copy = object.__new__(type(value))
+    copy.__dict__.update(value.__dict__)
+    return copy

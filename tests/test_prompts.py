@@ -1,0 +1,122 @@
+"""Texts that are certainly too long are refused before they are encoded; no text is that could fit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import greedy, open_engine
+from small_tokenizers import byte_level_backend, sentencepiece_backend
+from tiny_vllm import InvalidRequestError
+from tiny_vllm.prompts import longest_token
+from tiny_vllm.tokenizer import Tokenizer
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+
+def merging_backend() -> Backend:
+    """Byte-level, with tokens of up to eight letters."""
+    merges = [("a", "a"), ("aa", "aa"), ("aaaa", "aaaa"), ("a", "b")]
+    return byte_level_backend([b"aa", b"aaaa", b"a" * 8, b"ab"], merges=merges)
+
+
+def nfc_backend() -> Backend:
+    backend = merging_backend()
+    backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def split_backend(behavior: str) -> Backend:
+    backend = merging_backend()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", behavior), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "longest"),
+    [
+        (merging_backend(), 4 * 8),
+        (nfc_backend(), 4 * 8),
+        (split_backend("isolated"), 4 * 8),
+        (sentencepiece_backend(), 4 * 6),
+    ],
+)
+def test_no_text_has_fewer_tokens_than_its_length_allows(backend: Backend, longest: int) -> None:
+    tokenizer = Tokenizer(backend)
+    assert longest_token(tokenizer) == longest
+    random_texts = random.Random(0)
+    alphabet = [
+        "a" * 8,
+        "a",
+        "ab",
+        " ",
+        "\u1100\u1161\u11a8",
+        "\u03b1\u0313\u0300\u0345",
+        "<|bos|>",
+        "\0",
+        "\U0001f600",
+    ]
+    for letters in [[letter] for letter in alphabet] + [alphabet] * 20:
+        text = "".join(random_texts.choices(letters, k=200))
+        assert len(tokenizer.encode(text)) * longest >= len(text)
+
+
+def with_added(**flags: bool) -> Backend:
+    backend = byte_level_backend()
+    backend.add_tokens([AddedToken("<mask>", **flags)])
+    return backend
+
+
+def with_normalizer(normalizer: Any) -> Backend:
+    backend = byte_level_backend()
+    backend.normalizer = normalizer
+    return backend
+
+
+def without_a_byte() -> Backend:
+    vocabulary = byte_level_backend(special=()).get_vocab()
+    del vocabulary["a"]
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer, backend.decoder = byte_level_backend().pre_tokenizer, byte_level_backend().decoder
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        (with_added(lstrip=True), " " * 1000 + "<mask>"),
+        (with_added(rstrip=True), "<mask>" + " " * 1000),
+        (with_normalizer(normalizers.Strip()), " " * 1000),
+        (with_normalizer(normalizers.Replace("ab", "")), "ab" * 500),
+        (with_normalizer(normalizers.Replace("a", "")), "a" * 1000),
+        (
+            with_normalizer(normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
+            "\u0301" * 1000,
+        ),
+        (split_backend("removed"), " " * 1000),
+        (without_a_byte(), "a" * 1000),
+    ],
+)
+def test_there_is_no_limit_where_text_can_vanish(backend: Backend, text: str) -> None:
+    """Each of these texts of a thousand characters or so is one token or none."""
+    tokenizer = Tokenizer(backend)
+    assert len(tokenizer.encode(text)) <= 1
+    assert longest_token(tokenizer) is None
+
+
+def test_a_text_without_end_is_refused_at_once(rand_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine(rand_folder)
+    assert engine.tokenizer is not None
+
+    def encode(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("encoded")
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    with pytest.raises(
+        InvalidRequestError, match=r"prompt has 24000000 characters, .* there is room for 1024"
+    ):
+        engine.generate("hello world " * 2_000_000, greedy(1))
