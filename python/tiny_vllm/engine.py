@@ -12,11 +12,11 @@ from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
-from tiny_vllm.errors import Error, InvalidRequestError, ModelLoadError, shown
+from tiny_vllm.errors import InvalidRequestError, ModelLoadError, shown
 from tiny_vllm.model_files import read_config_json, resolve_model
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.prompts import Message, Prompt, Prompts, is_single, require_list_of_messages
-from tiny_vllm.requests import Owner, OwnerRef, Request, Stream, checked_id, refused
+from tiny_vllm.requests import Owner, OwnerRef, Request, Stream, TextStream, checked_id, refused
 from tiny_vllm.sampling_params import SamplingParams
 from tiny_vllm.tokenizer import Tokenizer, load_generation_config
 from tiny_vllm.turns import Turns
@@ -262,22 +262,7 @@ class Engine:
         params = self._checked_params(sampling_params)
         if params.n != 1:
             raise InvalidRequestError("n must be 1 for stream(); use add_request() and step() for more")
-        request = self._start_stream(prompt, params)
-
-        def pieces() -> Iterator[str]:
-            sent = 0
-            try:
-                for output in request:
-                    completion = output.outputs[0]
-                    if len(completion.text) > sent:
-                        piece, sent = completion.text[sent:], len(completion.text)
-                        yield piece
-                    if completion.finish_reason == "error":
-                        raise Error(str(completion.stop_reason))
-            finally:
-                request.close()
-
-        return pieces()
+        return TextStream(self._start_stream(prompt, params))
 
     def start_stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.detokenizer import Detokenizer
-from tiny_vllm.errors import InvalidRequestError, shown
+from tiny_vllm.errors import Error, InvalidRequestError, shown
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
 from tiny_vllm.tokenizer import Tokenizer
@@ -205,6 +205,38 @@ class Stream(Owner, Iterator[RequestOutput]):
         self._closed = True
         if self.request is None or not self.request.finished:
             self._end(self.ref)
+
+
+class TextStream(Iterator[str]):
+    """The text of a stream, in pieces. Not a generator, because Ctrl-C could come into its clean-up."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._sent = 0  # characters
+        self._error = ""
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            while not self._error:
+                completion = next(self._stream).outputs[0]
+                if completion.finish_reason == "error":
+                    self._error = str(completion.stop_reason)
+                piece = completion.text[self._sent :]
+                if piece:
+                    self._sent += len(piece)
+                    return piece
+        except BaseException:
+            self._stream.close()
+            raise
+        error, self._error = self._error, ""
+        raise Error(error)
+
+    def close(self) -> None:
+        """Ends the request if it is still running."""
+        self._stream.close()
 
 
 def checked_id(request_id: object) -> str:
