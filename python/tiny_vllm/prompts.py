@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiny_vllm.bpe import byte_alphabet
 from tiny_vllm.errors import InvalidRequestError, shown
@@ -67,45 +67,59 @@ class Prompts:
         """Refuses a text that is certainly too long, without the seconds that it takes to encode it."""
         if len(text) <= 64 * self._room:  # that is quick anyway
             return
-        longest = self._longest_token
-        if longest is not None and len(text) > longest * self._room:
+        fewest = self._length_limit.fewest_tokens(text) if self._length_limit is not None else 0
+        if fewest > self._room:
             raise InvalidRequestError(
-                f"prompt has {len(text)} characters, at least {len(text) // longest} tokens; there is room "
-                f"for {self._room}. Shorten the prompt."
+                f"prompt has {len(text)} characters, at least {fewest} tokens; there is room for "
+                f"{self._room}. Shorten the prompt."
             )
 
     @cached_property
-    def _longest_token(self) -> int | None:
-        """No token stands for more characters of a text than this; None: there may be no such limit."""
-        tokenizer = self._tokenizer
-        assert tokenizer is not None
-        return longest_token(tokenizer)
+    def _length_limit(self) -> LengthLimit | None:
+        assert self._tokenizer is not None
+        return length_limit(self._tokenizer)
 
 
-def longest_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for, or None if that cannot be said.
+class LengthLimit(NamedTuple):
+    """How much of a text one token can stand for."""
 
-    It can for BPE that spells all bytes, when no step before it drops characters: otherwise a text of blanks,
-    or of letters that the vocabulary lacks, may give no token at all, however long it is.
+    longest: int  # characters or bytes, at most
+    lost: bytes  # bytes that are in no token, and vanish
+
+    def fewest_tokens(self, text: str) -> int:
+        """The text has this many tokens, or more."""
+        kept = len(text.encode("utf-8", "replace").translate(None, self.lost)) if self.lost else len(text)
+        return kept // self.longest
+
+
+def length_limit(tokenizer: Tokenizer) -> LengthLimit | None:
+    """The limit of a tokenizer, or None if there may be none.
+
+    There is one for BPE that spells bytes, when no step before it drops characters. With others a text of
+    blanks, or of letters that the vocabulary lacks, may give no token at all, however long it is.
     """
     backend = tokenizer.backend
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    spelt = byte_alphabet() if tokenizer.is_byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
-    has_all_bytes = all(piece in vocabulary for piece in spelt) and (
-        tokenizer.is_byte_level or getattr(backend.model, "byte_fallback", False)
-    )
+    normalizer, pre_tokenizer = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
+    if tokenizer.is_byte_level:
+        spells = any(part.get("type") == "ByteLevel" for part in pre_tokenizer)
+        spelt = byte_alphabet()
+    else:
+        spells = getattr(backend.model, "byte_fallback", False)
+        spelt = [f"<0x{byte:02X}>" for byte in range(256)]
+    lost = bytes(byte for byte, piece in enumerate(spelt) if piece not in vocabulary)
     added = backend.get_added_tokens_decoder().values()
     if (
         type(backend.model).__name__ != "BPE"
-        or not has_all_bytes
+        or not spells
+        or (lost and (normalizer or not tokenizer.is_byte_level))
         or any(token.lstrip or token.rstrip for token in added)  # these swallow the blanks beside them
-        or not all(map(_keeps_characters, _parts(backend.normalizer)))
-        or not all(map(_keeps_characters, _parts(backend.pre_tokenizer)))
+        or not all(map(_keeps_characters, normalizer + pre_tokenizer))
     ):
         return None
-    # A piece has a character or more for each byte or character that it stands for. NFC makes one character
-    # of four at most.
-    return 4 * max(map(len, vocabulary))
+    # In UTF-8 a piece is as long as the bytes that it stands for, or longer. NFC makes one character of four
+    # at most.
+    return LengthLimit(4 * max(len(piece.encode()) for piece in vocabulary), lost)
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
