@@ -75,6 +75,21 @@ with open(sys.argv[1], "rb") as file:
     print("\n".join(tomllib.load(file)["build-system"]["requires"]))' "$ROOT/pyproject.toml"
 }
 
+# The package that has cuBLAS, when there is an nvcc that has none: the compiler alone comes without the libraries.
+cublas_requirement() {
+  local nvcc=${CUDACXX:-nvcc} version
+  [[ "${CMAKE_ARGS:-}" != *TINY_VLLM_CUDA=OFF* ]] || return 0
+  command -v "$nvcc" >/dev/null || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+  version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+  [[ $version ]] || return 0
+  ! echo '#include <cublas_v2.h>' | "$nvcc" -E -x cu - >/dev/null 2>&1 || return 0
+  if ((${version%.*} >= 13)); then
+    echo "nvidia-cublas==$version.*"
+  else
+    echo "nvidia-cublas-cu${version%.*}==$version.*"
+  fi
+}
+
 mkdir -p "$LOGS"
 if command -v flock >/dev/null; then
   exec 9>"$LOGS/build.lock"
@@ -101,7 +116,7 @@ if [[ $(cat "$stamps/build" 2>/dev/null) == "$now" ]]; then
 else
   echo "building tiny-vllm (about 2 minutes the first time; what the compiler says is in $LOGS/build.log)"
   rm -f "$stamps/build"
-  mapfile -t requirements < <(build_requirements)
+  mapfile -t requirements < <(build_requirements && cublas_requirement)
   # The pip that comes with an older Python does not know -C.
   pip install "pip>=23.1" "${requirements[@]}" "cmake>=3.26" "ninja>=1.11"
   # Without build isolation the paths stay the same from build to build, and ninja recompiles what changed only.

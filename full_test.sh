@@ -4,7 +4,7 @@
 #
 #   ./full_test.sh             what this machine can run; a missing tool is named and its stage left out
 #   ./full_test.sh --strict    a stage that is left out counts as failed
-#   ./full_test.sh --gpu       the tests that need an NVIDIA GPU
+#   ./full_test.sh --gpu       the tests that need an NVIDIA GPU; the report is build/gpu_tests.json
 #   ./full_test.sh STAGE...    some stages: build lint unit old_cpu asan tsan fuzz aarch64 pytest
 #   FUZZ_SECONDS=60            how long each fuzzer runs
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
@@ -139,11 +139,12 @@ stage_pytest() { TINY_VLLM_FULL_TEST=1 "$PY" -m pytest -q -n auto -m "not gpu"; 
 
 gpu_tests() {
   local reason
-  "$ROOT/build.sh" test
+  "$ROOT/build.sh" test hf
   reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
   [[ -z $reason ]] || die "No GPU test was run: $reason."
-  grep -rqs "mark\.gpu" tests/*.py || die "No GPU test was run: there are none yet."
-  exec "$PY" -m pytest -q -m gpu
+  build_cpp_tests build/dev
+  run_logged cuda_tests cmake_venv --build build/dev --target tiny_vllm_cuda_tests
+  exec "$PY" scripts/gpu_tests.py build/dev/tiny_vllm_cuda_tests
 }
 
 if [[ ${CI:-} ]]; then

@@ -8,7 +8,7 @@
 
 # Machine code for each generation since Ampere. The PTX of 80 lets any other GPU since then run, after a wait while
 # the driver compiles it; the PTX of 120 does it for those to come.
-set(tv_default_cuda_architectures 80 86-real 89-real 90-real 100-real 120)
+set(tv_default_cuda_architectures 80 86-real 89-real 90a-real 100-real 120)
 
 # `reason` is printed, and is an error where CUDA was asked for by name.
 function(tv_no_cuda reason)
@@ -37,6 +37,28 @@ function(tv_try_nvcc nvcc result)
     string(SUBSTRING "${output}" 0 600 output)
     set(${result} "${nvcc} does not compile a small program (exit status ${output})" PARENT_SCOPE)
   endif()
+endfunction()
+
+# Looks for cublas_v2.h where nvcc finds it by itself, and in the nvidia-cublas package beside our Python.
+# Sets `result` to the folder to add, which is "" for the first, or to NOTFOUND.
+function(tv_find_cublas nvcc result)
+  set(probe ${CMAKE_BINARY_DIR}/cuda_probe/cublas.cu)
+  file(WRITE ${probe} "#include <cublasLt.h>\n#include <cublas_v2.h>\n")
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import nvidia; print(*nvidia.__path__, sep=';')"
+                  OUTPUT_VARIABLE packages ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  set(options "")
+  foreach(package ${packages})
+    list(APPEND options -I${package}/cu13/include -I${package}/cublas/include)
+  endforeach()
+  foreach(option "" ${options})
+    execute_process(COMMAND ${nvcc} ${option} -E ${probe} RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
+    if(status EQUAL 0)
+      string(REGEX REPLACE "^-I" "" folder "${option}")
+      set(${result} "${folder}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  set(${result} NOTFOUND PARENT_SCOPE)
 endfunction()
 
 # The compute capabilities of the GPUs in this machine, "86;90".
@@ -106,8 +128,11 @@ else()
     tv_no_cuda("no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda (-DCMAKE_CUDA_COMPILER=... names one)")
   else()
     tv_try_nvcc(${TINY_VLLM_NVCC} tv_complaint)
+    tv_find_cublas(${TINY_VLLM_NVCC} tv_cublas_include)
     if(tv_complaint)
       tv_no_cuda("${tv_complaint}")
+    elseif(tv_cublas_include STREQUAL NOTFOUND)
+      tv_no_cuda("${TINY_VLLM_NVCC} finds no cublas_v2.h, and there is none beside ${Python_EXECUTABLE} (`pip install nvidia-cublas` brings it)")
     else()
       tv_choose_architectures(${TINY_VLLM_NVCC})
       set(CMAKE_CUDA_COMPILER ${TINY_VLLM_NVCC})

@@ -11,6 +11,28 @@ import fixtures
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="what the engines and ops run on"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cuda":
+        os.environ["TINY_VLLM_TEST_DEVICE"] = (
+            "cuda"  # read by helpers.py and ways.py, also in workers of xdist
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --device cuda, what is about the CPU alone is left out; without it, what needs a GPU."""
+    unwanted = "cpu_only" if config.getoption("--device") == "cuda" else "gpu"
+    out = [item for item in items if item.get_closest_marker(unwanted)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if not item.get_closest_marker(unwanted)]
+
+
 def missing(reason: str) -> NoReturn:
     """Ends a test that lacks something: skips it, but fails in the full run, where nothing may be missing."""
     if os.environ.get("TINY_VLLM_FULL_TEST") == "1":

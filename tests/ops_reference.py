@@ -163,8 +163,11 @@ class AttentionCase:
             **options,
         )
 
-    def expected(self) -> Array:
-        """(T, H·Dh), the plain way: all scores of a row, softmax, weighted mean."""
+    def expected(self, absolute_values: bool = False) -> Array:
+        """(T, H·Dh), the plain way: all scores of a row, softmax, weighted mean.
+
+        With absolute_values, the mean of the values' sizes.
+        """
         num_heads, kv_heads = self.heads
         scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
         out = np.zeros((self.qkv.shape[0], num_heads, self.head_dim))
@@ -180,5 +183,6 @@ class AttentionCase:
                         continue
                     scores = keys @ queries[row, head] * scale
                     weights = np.exp(scores - scores.max())
-                    out[row, head] = weights / weights.sum() @ wide(self.values[r][oldest : position + 1, kv])
+                    values = wide(self.values[r][oldest : position + 1, kv])
+                    out[row, head] = weights / weights.sum() @ (np.abs(values) if absolute_values else values)
         return out.reshape(len(out), -1)

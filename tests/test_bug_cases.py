@@ -624,6 +624,7 @@ def test_b39_head_dim_is_not_hidden_by_heads(tmp_path: Path) -> None:
 # ---- class 8: the device -----------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu_only  # CUDA cannot be used in the child of a fork
 def test_b42_fork_with_a_running_thread_pool(rand_folder: Path) -> None:
     """Right: a forked child can build an engine, use the parent's, and tokenize; the parent goes on."""
     script = f"""
@@ -652,6 +653,7 @@ print("fine")
     assert result.stdout == "fine\n", result.stderr
 
 
+@pytest.mark.cpu_only  # it is the size of the main memory that it exceeds
 def test_b43_more_memory_than_there_is(rand_folder: Path, tmp_path: Path) -> None:
     """Right: an error with wanted and available memory; what it took is back, and the next start works."""
     ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

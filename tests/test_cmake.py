@@ -152,7 +152,7 @@ def test_architecture_that_nvcc_does_not_know_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("option", "env", "expected"),
     [
-        (None, {}, "80, 86, 89, 90, 100, 120"),
+        (None, {}, "80, 86, 89, 90a, 100, 120"),
         ("90", {}, "90"),
         ("90", {"CUDAARCHS": "80"}, "90"),
         (None, {"CUDAARCHS": "80"}, "80"),

@@ -22,6 +22,8 @@ from tiny_vllm import _core
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.cpu_only  # it is what the CPU backend promises
+
 Request = tuple[list[int], SamplingParams]
 DTYPES = ["float32", "bfloat16"]
 

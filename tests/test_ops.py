@@ -15,11 +15,10 @@ import pytest
 from ops_reference import BFLOAT16, FLOAT32, assert_close, assert_same_bits, random, rounded, wide
 from tiny_vllm import _core, ops
 from tiny_vllm.errors import DeviceError, InvalidRequestError
+from ways import ISAS, every_isa, every_way, on
 
-ISAS = ops.available_isas()
 DTYPES = [BFLOAT16, FLOAT32]
 
-every_isa = pytest.mark.parametrize("isa", ISAS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -51,17 +50,17 @@ MATMUL_SHAPES = [
 ]
 
 
-@every_isa
+@every_way
 @every_dtype
 @pytest.mark.parametrize("shape", MATMUL_SHAPES, ids=str)
-def test_matmul(isa: str, dtype: Any, shape: tuple[int, int, int]) -> None:
+def test_matmul(way: str, dtype: Any, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     x, weight, bias = random(1, (m, k), dtype), random(2, (n, k), dtype), random(3, (n,), dtype)
     expected = wide(x) @ wide(weight).T
     magnitude = np.abs(wide(x)) @ np.abs(wide(weight)).T + np.abs(wide(bias))
     assert np.abs(expected).max() > 1e-3
     for out_dtype, b in itertools.product({dtype, FLOAT32}, (None, bias)):
-        result = ops.matmul(x, weight, b, out_dtype=out_dtype, isa=isa, num_threads=2)
+        result = ops.matmul(x, weight, b, out_dtype=out_dtype, **on(way), num_threads=2)
         assert result.dtype == out_dtype
         with_bias = expected if b is None else expected + wide(bias)
         assert_close(result, with_bias, out_dtype, ulps=0.51, magnitude=magnitude * np.sqrt(k))
@@ -84,13 +83,13 @@ def test_a_row_of_a_matmul_has_the_same_bits_in_every_batch(isa: str, dtype: Any
         assert_same_bits(some, together[:, first:end].copy())
 
 
-@every_isa
+@every_way
 @every_dtype
-def test_matmul_keeps_nan_and_infinity_in_their_row(isa: str, dtype: Any) -> None:
+def test_matmul_keeps_nan_and_infinity_in_their_row(way: str, dtype: Any) -> None:
     x, weight = random(1, (20, 40), dtype, outliers=False), random(2, (33, 40), dtype, outliers=False)
-    clean = ops.matmul(x, weight, isa=isa)
+    clean = ops.matmul(x, weight, **on(way))
     x[3, 7], x[11, 0] = np.nan, np.inf
-    result = ops.matmul(x, weight, isa=isa)
+    result = ops.matmul(x, weight, **on(way))
     assert np.isnan(wide(result[3])).all()
     assert not np.isfinite(wide(result[11])).any()
     others = [r for r in range(20) if r not in (3, 11)]
@@ -100,22 +99,22 @@ def test_matmul_keeps_nan_and_infinity_in_their_row(isa: str, dtype: Any) -> Non
 # ---- norms -----------------------------------------------------------------------------------------------
 
 
-@every_isa
+@every_way
 @every_dtype
 @pytest.mark.parametrize("dim", [1, 15, 99, 256, 4096])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("eps", [1e-5, 1e-6])
 def test_rms_norm_rounds_where_hugging_face_rounds(
-    isa: str, dtype: Any, dim: int, size: float, eps: float
+    way: str, dtype: Any, dim: int, size: float, eps: float
 ) -> None:
     x = (size * wide(random(1, (19, dim), dtype))).astype(dtype)
     residual = (size * wide(random(2, (19, dim), dtype))).astype(dtype)
     weight = random(3, (dim,), dtype, outliers=False)
 
-    result = ops.rms_norm(x, weight, eps, isa=isa, num_threads=2)
+    result = ops.rms_norm(x, weight, eps, **on(way), num_threads=2)
     check_norm(result, reference.rms_norm(x, weight, eps), dtype)
 
-    total, result = ops.add_rms_norm(residual, x, weight, eps, isa=isa, num_threads=2)
+    total, result = ops.add_rms_norm(residual, x, weight, eps, **on(way), num_threads=2)
     expected_total = rounded(wide(residual) + wide(x), dtype).astype(dtype)
     assert_same_bits(total, expected_total)  # one addition, rounded: nothing to be off by
     check_norm(result, reference.rms_norm(expected_total, weight, eps), dtype)
@@ -143,34 +142,34 @@ def test_the_norm_test_can_tell_the_orders_of_rounding_apart() -> None:
     assert (late == right).mean() < 0.9
 
 
-@every_isa
+@every_way
 @every_dtype
-def test_rms_norm_of_many_rows_of_zeros_and_of_itself(isa: str, dtype: Any) -> None:
+def test_rms_norm_of_many_rows_of_zeros_and_of_itself(way: str, dtype: Any) -> None:
     x, weight = random(1, (989, 48), dtype), random(2, (48,), dtype)
     x[17] = 0
-    result = ops.rms_norm(x, weight, isa=isa, num_threads=2)
+    result = ops.rms_norm(x, weight, **on(way), num_threads=2)
     assert (wide(result[17]) == 0).all()
     for row in (0, 17, 500, 988):
         assert_same_bits(
-            ops.rms_norm(x[row : row + 1], weight, isa=isa, num_threads=1), result[row : row + 1]
+            ops.rms_norm(x[row : row + 1], weight, **on(way), num_threads=1), result[row : row + 1]
         )
 
 
 # ---- feed-forward gate -----------------------------------------------------------------------------------
 
 
-@every_isa
+@every_way
 @every_dtype
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 19), (19, 99), (99, 64), (989, 17)], ids=str)
-def test_act_mul(isa: str, dtype: Any, activation: str, shape: tuple[int, int]) -> None:
+def test_act_mul(way: str, dtype: Any, activation: str, shape: tuple[int, int]) -> None:
     rows, width = shape
     gate_up = random(1, (rows, 2 * width), dtype)
     gate_up[:, :width] = np.resize(
         np.array([0, -0.0, 1e-30, -1e-4, 3, -3, 20, -20, 88, -88, 1e4, -1e4]), width
     )
     gate_up[1:, :width] = random(2, (rows - 1, width), dtype)
-    result = ops.act_mul(gate_up, activation, isa=isa, num_threads=2)
+    result = ops.act_mul(gate_up, activation, **on(way), num_threads=2)
     expected = reference.act_mul(gate_up, activation)
     up = np.abs(wide(gate_up[:, width:]))
     assert rows * width < 100 or np.abs(expected).max() > 1
@@ -182,11 +181,11 @@ def test_act_mul(isa: str, dtype: Any, activation: str, shape: tuple[int, int]) 
 # ---- rope and the cache ----------------------------------------------------------------------------------
 
 
-@every_isa
+@every_way
 @every_dtype
 @pytest.mark.parametrize("head_dim", [2, 20, 64, 96, 128])
 @pytest.mark.parametrize("norms", [False, True])
-def test_rope_and_cache(isa: str, dtype: Any, head_dim: int, norms: bool) -> None:
+def test_rope_and_cache(way: str, dtype: Any, head_dim: int, norms: bool) -> None:
     tokens, num_heads, kv_heads, block_size, blocks = 19, 6, 2, 5, 9
     qkv = random(1, (tokens, (num_heads + 2 * kv_heads) * head_dim), dtype, outliers=False)
     keys = random(2, (blocks, kv_heads, block_size, head_dim), dtype)
@@ -197,7 +196,7 @@ def test_rope_and_cache(isa: str, dtype: Any, head_dim: int, norms: bool) -> Non
     new_qkv, new_keys, new_values = ops.rope_and_cache(
         qkv, keys, values, slot_mapping=slots, cos_sin=reference.angles(positions, head_dim),
         num_heads=num_heads, q_norm=q_norm if norms else None, k_norm=k_norm if norms else None, eps=1e-6,
-        isa=isa, num_threads=2,
+        **on(way), num_threads=2,
     )  # fmt: skip
 
     heads = qkv.reshape(tokens, -1, head_dim)
@@ -233,14 +232,14 @@ def test_rope_and_cache(isa: str, dtype: Any, head_dim: int, norms: bool) -> Non
 # ---- copies ----------------------------------------------------------------------------------------------
 
 
-@every_isa
+@every_way
 @every_dtype
 @pytest.mark.parametrize("count", [0, 1, 19, 989])
-def test_embedding_and_gather_rows(isa: str, dtype: Any, count: int) -> None:
+def test_embedding_and_gather_rows(way: str, dtype: Any, count: int) -> None:
     table = random(1, (50, 33), dtype)
     ids = np.random.default_rng(2).integers(0, 50, count)
-    assert_same_bits(ops.embedding(table, ids, isa=isa, num_threads=2), table[ids])
-    assert_same_bits(ops.gather_rows(table, ids, isa=isa, num_threads=2), table[ids])
+    assert_same_bits(ops.embedding(table, ids, **on(way), num_threads=2), table[ids])
+    assert_same_bits(ops.gather_rows(table, ids, **on(way), num_threads=2), table[ids])
 
 
 @every_dtype

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,13 @@ using Buffer = std::shared_ptr<void>;
 struct MemoryInfo {
   int64_t total_bytes = 0;
   int64_t available_bytes = 0;
+};
+
+// Engine options that depend on the device when nobody sets them.
+struct BackendDefaults {
+  double memory_utilization = 0.5;       // share of the free memory for the KV cache
+  int64_t max_num_seqs = 64;             // a step should read the weights for many,
+  int64_t max_num_batched_tokens = 512;  // and compute enough to be worth it, but not make the others wait
 };
 
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh };
@@ -42,10 +51,13 @@ struct StepBatch {
   int64_t num_requests() const { return static_cast<int64_t>(context_len.size()); }
 };
 
-// The same arrays, on the device. Valid until the next upload().
+// The same arrays, on the device. Valid until the next upload(). A device may have added rows of padding at the end,
+// each a request of one token without context (context_len 0, slot -1): ops compute something for them and write no
+// cache.
 struct DeviceBatch {
   int64_t num_tokens = 0;
   int64_t num_requests = 0;
+  int64_t num_logits_rows = 0;
   int64_t block_table_width = 0;
   const int32_t* token_ids = nullptr;
   const int32_t* positions = nullptr;
@@ -73,13 +85,25 @@ struct AttentionShape {
   float scale = 0;             // of the scores, usually 1/sqrt(Dh)
 };
 
+// How a row of logits becomes a token: the fields that Sampler (cpp/sample) reads.
+struct SampleRow {
+  double temperature = 1;
+  int64_t top_k = 0;
+  double top_p = 1;
+  double min_p = 0;
+  uint64_t seed = 0;
+  int64_t position = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual std::string description() const = 0;  // one line: device, instruction set, threads
   virtual MemoryInfo memory() const = 0;
-  virtual Buffer allocate(int64_t bytes) = 0;  // 64-byte aligned, contents undefined; throws OutOfMemoryError
+  virtual BackendDefaults defaults() const { return {}; }
+  virtual int64_t max_padding() const { return 0; }  // rows that upload() adds to a step at most
+  virtual Buffer allocate(int64_t bytes) = 0;        // 64-byte aligned, contents undefined; throws OutOfMemoryError
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void fill_zero(void* device, int64_t bytes) = 0;
@@ -117,6 +141,16 @@ class Backend {
   // x (T, D)[rows (n)] -> out (n, D)
   virtual void gather_rows(const Tensor& x, const int32_t* rows, const Tensor& out) = 0;
 
+  // Chooses a token from each row of logits (n, V) float32 as Sampler does, -1 for a row with NaN, and waits for it.
+  // False, and nothing done: the host should do it.
+  virtual bool sample(const Tensor& /*logits*/, std::span<const SampleRow> /*rows*/, int32_t* /*tokens*/) {
+    return false;
+  }
+
+  // Runs `ops`, which call ops of this backend for the batch. Batches of one shape get the same calls with the same
+  // arguments, so a device may record them once and replay the record.
+  virtual void run_step(const DeviceBatch& /*batch*/, const std::function<void()>& ops) { ops(); }
+
   // Copies block src to block dst in keys and values of one layer (copy-on-write).
   virtual void copy_block(const PagedKv& kv, int32_t src, int32_t dst) = 0;
 };
@@ -124,6 +158,7 @@ class Backend {
 struct BackendOptions {
   std::string device = "auto";   // auto, cpu, cuda
   int num_threads = 0;           // CPU threads; 0: as many as this process may run on
+  bool enforce_eager = false;    // never record and replay steps
   std::string cpu_isa = "auto";  // auto, amx, avx512_bf16, avx512, avx2, neon, portable, reference: for comparisons
 };
 

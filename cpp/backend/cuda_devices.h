@@ -1,9 +1,12 @@
-// Which GPUs the CUDA backend could use, or why there are none. Defined in cuda/, or in no_cuda.cpp without it.
+// The door to cuda/: which GPUs there are, and the backend. Defined there, or in no_cuda.cpp for a build without it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "backend/backend.h"
 
 namespace tiny_vllm {
 
@@ -23,5 +26,8 @@ struct CudaDevices {
 // Asks the driver, each time it is called and never before: importing tiny_vllm must not start CUDA, because a process
 // that forks after CUDA has started cannot use it in the child.
 CudaDevices cuda_devices();
+
+// The current GPU. Throws DeviceError, which says why, when it cannot be used.
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
 
 }  // namespace tiny_vllm

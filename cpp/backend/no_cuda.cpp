@@ -6,4 +6,8 @@ namespace tiny_vllm {
 
 CudaDevices cuda_devices() { return {{}, "this build of tiny_vllm has no CUDA backend: " + build_info().cuda_reason}; }
 
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions&) {
+  throw DeviceError("device 'cuda': " + cuda_devices().why_none);
+}
+
 }  // namespace tiny_vllm

@@ -174,6 +174,8 @@ py::dict info_of(const Engine& engine) {
   d["num_blocks"] = t.num_blocks();
   d["block_size"] = engine.options().block_size;
   d["max_model_len"] = engine.options().max_model_len;
+  d["max_num_seqs"] = engine.options().max_num_seqs;
+  d["max_num_batched_tokens"] = engine.options().max_num_batched_tokens;
   d["max_total_len"] = engine.max_total_len();
   d["dtype"] = tiny_vllm::name_of(t.dtype());
   d["notes"] = t.weights().notes;
@@ -209,6 +211,9 @@ void bind_engine(py::module_& m) {
       .def_property(
           "cpu_isa", [](const EngineOptions& o) { return o.backend.cpu_isa; },
           [](EngineOptions& o, const std::string& v) { o.backend.cpu_isa = v; })
+      .def_property(
+          "enforce_eager", [](const EngineOptions& o) { return o.backend.enforce_eager; },
+          [](EngineOptions& o, bool v) { o.backend.enforce_eager = v; })
       .def_property(
           "dtype", [](const EngineOptions& o) { return std::string(tiny_vllm::name_of(o.dtype)); },
           [](EngineOptions& o, const std::string& v) { o.dtype = dtype_named(v); })

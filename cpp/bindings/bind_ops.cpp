@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/kernels.h"
+#include "sample/sampler.h"
 
 namespace py = pybind11;
 
@@ -221,6 +222,27 @@ void bind_ops_class(py::module_& m) {
           NoGil(), py::arg("keys"), py::arg("values"), py::arg("src"), py::arg("dst"));
 }
 
+std::vector<int32_t> sample(const Ops& ops, const DeviceArray& logits, const std::vector<SampleRow>& rows) {
+  const int64_t n = std::ssize(rows), vocab_size = logits.tensor.shape[1];
+  std::vector<SamplingParams> params(rows.size());
+  for (int64_t i = 0; i < n; ++i) {
+    params[i].temperature = rows[i].temperature;
+    params[i].top_k = rows[i].top_k;
+    params[i].top_p = rows[i].top_p;
+    params[i].min_p = rows[i].min_p;
+    params[i].validate(vocab_size);
+  }
+  std::vector<int32_t> tokens(rows.size(), -2);
+  if (ops.backend().sample(logits.tensor, rows, tokens.data())) return tokens;
+  std::vector<float> values(n * vocab_size);
+  ops.backend().download(values.data(), logits.tensor.data, logits.tensor.nbytes());
+  Sampler sampler;
+  for (int64_t i = 0; i < n; ++i)
+    tokens[i] = sampler.sample(std::span(values).subspan(i * vocab_size, vocab_size), params[i],
+                               {rows[i].seed, rows[i].position});
+  return tokens;
+}
+
 }  // namespace
 
 void bind_ops(py::module_& m) {
@@ -242,6 +264,14 @@ void bind_ops(py::module_& m) {
            py::arg("head_dim"), py::arg("block_size"), py::arg("sliding_window") = 0, py::arg("scale") = 0.0f);
 
   bind_ops_class(m);
+  py::class_<SampleRow>(m, "SampleRow", "How a row of logits becomes a token.")
+      .def(py::init([](double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed, int64_t position) {
+             return SampleRow{temperature, top_k, top_p, min_p, seed, position};
+           }),
+           py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("seed"),
+           py::arg("position"));
+  m.def("sample", &sample, py::call_guard<py::gil_scoped_release>(), py::arg("ops"), py::arg("logits"), py::arg("rows"),
+        "A token for each row of logits (n, V), chosen by the device if it can, by Sampler otherwise.");
 
   m.def("available_isas", &available_isas, "The CPU instruction sets that this machine and build can run, best first.");
   m.def("measure_read_bandwidth", &measure_read_bandwidth, py::call_guard<py::gil_scoped_release>(),

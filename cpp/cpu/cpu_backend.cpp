@@ -101,6 +101,7 @@ class CpuBackend : public Backend {
              "StepBatch.query_start must rise from 0 to ", tokens);
     return {.num_tokens = tokens,
             .num_requests = requests,
+            .num_logits_rows = static_cast<int64_t>(batch.logits_rows.size()),
             .block_table_width = batch.block_table_width,
             .token_ids = batch.token_ids.data(),
             .positions = batch.positions.data(),

@@ -10,7 +10,7 @@
 namespace tiny_vllm {
 namespace {
 
-constexpr int64_t kMaxLogitsRows = 64;  // rows of logits held at a time: 64 x 128,256 x 4 bytes = 33 MB
+constexpr int64_t kMaxLogitsRows = 256;  // rows of logits held at a time: 256 x 128,256 x 4 bytes = 131 MB
 
 // Positions that the model was made for. Linear, dynamic and yarn scaling stretch them by `factor`; llama3 checkpoints
 // state the stretched length themselves.
@@ -56,11 +56,15 @@ uint64_t spread(uint64_t x) {
 Engine::Engine(const std::string& config_json, const std::string& source, const std::string& folder,
                EngineOptions options, std::unique_ptr<Backend> backend, const LoadProgress& progress)
     : options_(std::move(options)), backend_(std::move(backend)) {
+  const BackendDefaults defaults = backend_->defaults();
+  if (options_.max_num_seqs == 0) options_.max_num_seqs = defaults.max_num_seqs;
+  if (options_.max_num_batched_tokens == 0) options_.max_num_batched_tokens = defaults.max_num_batched_tokens;
+  const double utilization = options_.memory_utilization.value_or(defaults.memory_utilization);
   require_range("block_size", options_.block_size, kLargestBlock);
   require_range("max_num_seqs", options_.max_num_seqs, kMostRows);
   require_range("max_num_batched_tokens", options_.max_num_batched_tokens, kMostRows);
-  if (!(options_.memory_utilization > 0 && options_.memory_utilization <= 1))
-    throw InvalidRequestError(str("gpu_memory_utilization must be in (0, 1], got ", options_.memory_utilization));
+  if (!(utilization > 0 && utilization <= 1))
+    throw InvalidRequestError(str("gpu_memory_utilization must be in (0, 1], got ", utilization));
   if (options_.kv_cache_memory_bytes < 0)
     throw InvalidRequestError(str("kv_cache_memory_bytes must not be negative, got ", options_.kv_cache_memory_bytes));
 
@@ -76,13 +80,12 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
                         ? dummy_weights(config, options_.dtype, options_.seed, *backend_, progress)
                         : load_weights(config, Checkpoint::open(folder), options_.dtype, *backend_, progress);
 
-  max_logits_rows_ = std::min(kMaxLogitsRows, options_.max_num_batched_tokens);
-  logits_.resize(max_logits_rows_ * config.vocab_size);
+  max_logits_rows_ = std::min({kMaxLogitsRows, options_.max_num_batched_tokens, options_.max_num_seqs});
   const TransformerLimits limits{options_.max_num_batched_tokens, max_logits_rows_, options_.block_size};
   transformer_ =
       std::make_unique<Transformer>(std::move(config), std::move(weights), options_.dtype, limits, *backend_);
 
-  const int64_t num_blocks = choose_num_blocks();
+  const int64_t num_blocks = choose_num_blocks(utilization);
   transformer_->allocate_kv_cache(num_blocks);
   allocator_ = std::make_unique<BlockAllocator>(num_blocks, options_.block_size, options_.enable_prefix_caching);
   SchedulerConfig scheduling;
@@ -96,7 +99,7 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
 Engine::~Engine() = default;
 
 // As many blocks as the argument or the free memory pays for, but never more than the largest load can fill.
-int64_t Engine::choose_num_blocks() const {
+int64_t Engine::choose_num_blocks(double utilization) const {
   const int64_t block_bytes = transformer_->kv_bytes_per_block();
   if (options_.kv_cache_memory_bytes > 0) {
     const int64_t blocks = options_.kv_cache_memory_bytes / block_bytes;
@@ -106,7 +109,7 @@ int64_t Engine::choose_num_blocks() const {
     return blocks;
   }
   const MemoryInfo memory = backend_->memory();
-  const auto budget = static_cast<int64_t>(static_cast<double>(memory.available_bytes) * options_.memory_utilization);
+  const auto budget = static_cast<int64_t>(static_cast<double>(memory.available_bytes) * utilization);
   const int64_t blocks_per_sequence = (options_.max_model_len + options_.block_size - 1) / options_.block_size;
   // Divided, not multiplied: both numbers come from the caller and their product may not fit 64 bits.
   const int64_t affordable = budget / block_bytes;
@@ -192,7 +195,7 @@ void Engine::run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>
   metrics_.schedule_seconds += watch.lap();
 
   transformer_->forward(batch);
-  backend_->synchronize();
+  if (rows.empty()) backend_->synchronize();  // else the wait for the tokens does
   scheduler_->commit(plan);
   metrics_.num_computed_tokens += plan.num_tokens;
   metrics_.bytes_read += transformer_->bytes_read_per_step();
@@ -200,15 +203,38 @@ void Engine::run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>
     metrics_.bytes_read += context_len * transformer_->config().kv_bytes_per_token(options_.dtype);
   metrics_.forward_seconds += watch.lap();
 
-  const int64_t vocab_size = transformer_->config().vocab_size;
-  for (int64_t begin = 0; begin < static_cast<int64_t>(rows.size()); begin += max_logits_rows_) {
-    const int64_t count = std::min<int64_t>(max_logits_rows_, static_cast<int64_t>(rows.size()) - begin);
-    transformer_->logits(begin, count, logits_.data());
-    metrics_.forward_seconds += watch.lap();
-    for (int64_t i = 0; i < count; ++i)
-      take_row(rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
-    metrics_.sample_seconds += watch.lap();
+  for (int64_t begin = 0; begin < std::ssize(rows); begin += max_logits_rows_)
+    take_rows(begin, std::span(rows).subspan(begin, std::min(max_logits_rows_, std::ssize(rows) - begin)), watch,
+              outputs);
+}
+
+// Rows [begin, begin + rows.size()) of the step's logits, as many as are held at a time.
+void Engine::take_rows(int64_t begin, std::span<const LogitsRow> rows, Stopwatch& watch,
+                       std::vector<StepOutput>& outputs) {
+  // Where only tokens are wanted, the device may choose them, and the logits stay where they are.
+  std::vector<SampleRow> sampling;
+  for (const LogitsRow& row : rows) {
+    const Request& r = *row.request;
+    const bool only_a_token =
+        row.position + 1 >= r.num_prompt_tokens && !r.params.logprobs && (r.params.n == 1 || requests_.at(r.id).forked);
+    if (!only_a_token) break;
+    sampling.push_back({r.params.temperature, r.params.top_k, r.params.top_p, r.params.min_p, r.seed, r.num_tokens()});
   }
+  std::vector<int32_t> tokens(rows.size());
+  if (sampling.size() == rows.size() && transformer_->sample(begin, sampling, tokens.data())) {
+    metrics_.forward_seconds += watch.lap();
+    for (size_t i = 0; i < rows.size(); ++i) append_token(*rows[i].request, tokens[i], {}, outputs);
+    metrics_.sample_seconds += watch.lap();
+    return;
+  }
+
+  const int64_t vocab_size = transformer_->config().vocab_size, count = std::ssize(rows);
+  logits_.resize(count * vocab_size);
+  transformer_->logits(begin, count, logits_.data());
+  metrics_.forward_seconds += watch.lap();
+  for (int64_t i = 0; i < count; ++i)
+    take_row(rows[i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
+  metrics_.sample_seconds += watch.lap();
 }
 
 // The blocks of these requests may hold anything now, so none of them can go on. All others can.
@@ -280,9 +306,14 @@ void Engine::take_row(const LogitsRow& row, std::span<const float> logits, std::
   if (!group.forked) {
     group.forked = true;
     fork(request);  // before anybody appends a token: all n start from the same prompt
-    for (size_t i = 1; i < group.sequences.size(); ++i) append_token(*group.sequences[i], logits, outputs);
+    for (size_t i = 1; i < group.sequences.size(); ++i) sample(*group.sequences[i], logits, outputs);
   }
-  append_token(request, logits, outputs);
+  sample(request, logits, outputs);
+}
+
+void Engine::sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs) {
+  const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()});
+  append_token(request, token, logits, outputs);
 }
 
 void Engine::fork(Request& parent) {
@@ -296,7 +327,9 @@ void Engine::fork(Request& parent) {
   }
 }
 
-void Engine::append_token(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs) {
+// logits may be empty when no logprobs are wanted.
+void Engine::append_token(Request& request, int32_t token, std::span<const float> logits,
+                          std::vector<StepOutput>& outputs) {
   StepOutput out;
   out.request_id = request.id;
   out.index = request.index;
@@ -305,7 +338,6 @@ void Engine::append_token(Request& request, std::span<const float> logits, std::
     out.prompt_logprobs = std::move(requests_.at(request.id).prompt_logprobs);
 
   const SamplingParams& params = request.params;
-  const int32_t token = sampler_.sample(logits, params, {request.seed, request.num_tokens()});
   if (token < 0) {
     out.finish_reason = FinishReason::kError;
     out.error = str("the model's logits are not numbers (NaN or infinity) after token ", request.num_tokens());

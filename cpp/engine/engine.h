@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -30,11 +31,11 @@ struct EngineOptions {
   std::vector<int32_t> eos_token_ids;
 
   int64_t block_size = 0;
-  int64_t max_model_len = 0;  // 0: as config.json says
-  int64_t max_num_seqs = 0;
-  int64_t max_num_batched_tokens = 0;
-  int64_t kv_cache_memory_bytes = 0;  // 0: memory_utilization of what is free
-  double memory_utilization = 0;
+  int64_t max_model_len = 0;                 // 0: as config.json says
+  int64_t max_num_seqs = 0;                  // 0: the backend's default,
+  int64_t max_num_batched_tokens = 0;        // here too
+  int64_t kv_cache_memory_bytes = 0;         // 0: memory_utilization of what is free
+  std::optional<double> memory_utilization;  // none: the backend's default
   std::string scheduler;
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
@@ -128,12 +129,14 @@ class Engine {
     int64_t position;  // of the token that was the row's input
   };
 
-  int64_t choose_num_blocks() const;
+  int64_t choose_num_blocks(double utilization) const;
   void run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>& outputs);
   void give_up(const StepPlan& plan, const char* error, std::vector<StepOutput>& outputs);
   StepBatch make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows) const;
+  void take_rows(int64_t begin, std::span<const LogitsRow> rows, Stopwatch& watch, std::vector<StepOutput>& outputs);
   void take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs);
-  void append_token(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
+  void sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
+  void append_token(Request& request, int32_t token, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void fork(Request& parent);
   void finish(Request& request, FinishReason reason);
 
@@ -144,7 +147,7 @@ class Engine {
   std::unique_ptr<Scheduler> scheduler_;
   Sampler sampler_;
   std::unordered_map<std::string, Group> requests_;
-  std::vector<float> logits_;  // (max logits rows, V)
+  std::vector<float> logits_;  // (at most max_logits_rows_, V), where the host looks at them
   int64_t max_logits_rows_ = 0;
   uint64_t next_arrival_ = 0;
   EngineMetrics metrics_;

@@ -91,6 +91,8 @@ std::vector<float> dynamic_inv_freq(const RopeConfig& c, int64_t head_dim, int64
   return default_inv_freq(static_cast<float>(c.theta) * power(stretch, exponent), head_dim);
 }
 
+constexpr int32_t kTablePositions = 131072;  // whose angles are kept: 32 MB with head_dim 64
+
 }  // namespace
 
 Rope::Rope(const RopeConfig& config, int64_t head_dim, int64_t max_position_embeddings)
@@ -116,7 +118,19 @@ const std::vector<float>& Rope::inv_freq(int64_t sequence_length) const {
 
 void Rope::cos_sin(int32_t position, int64_t sequence_length, float* out) const {
   TV_CHECK(position >= 0, "position ", position);
-  const std::vector<float>& frequencies = inv_freq(sequence_length);
+  if (depends_on_length() || position >= kTablePositions) return compute(position, inv_freq(sequence_length), out);
+  // Sines take longer than all else that is done for a token on the host, and each is needed again and again.
+  const auto row = static_cast<size_t>(head_dim_), known = table_.size() / row;
+  const auto wanted = static_cast<size_t>(position) + 1;
+  if (wanted > known) {
+    table_.resize(std::max(wanted, known + known / 2) * row);
+    for (size_t p = known; p < table_.size() / row; ++p)
+      compute(static_cast<int32_t>(p), inv_freq_, table_.data() + p * row);
+  }
+  std::copy_n(table_.data() + static_cast<size_t>(position) * row, row, out);
+}
+
+void Rope::compute(int32_t position, const std::vector<float>& frequencies, float* out) const {
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const double angle =
         static_cast<float>(position) * frequencies[i];  // rounded to float32, as the models are trained

@@ -19,7 +19,7 @@ class Rope {
 
   // Writes (Dh/2, 2): cos and sin for each pair. sequence_length counts the tokens of the request that are known when
   // this position is computed; only dynamic scaling looks at it.
-  // With dynamic scaling the last frequencies are kept inside, so two threads must not call this at the same time.
+  // Angles once computed are kept, so two threads must not call this at the same time.
   void cos_sin(int32_t position, int64_t sequence_length, float* out) const;
 
   // Frequencies (Dh/2) in radians a token, for a sequence of this length.
@@ -31,10 +31,13 @@ class Rope {
   float attention_scaling() const { return attention_scaling_; }  // cos and sin are multiplied by it
 
  private:
+  void compute(int32_t position, const std::vector<float>& frequencies, float* out) const;
+
   RopeConfig config_;
   int64_t head_dim_ = 0;
   float attention_scaling_ = 1.0f;
-  std::vector<float> inv_freq_;               // (Dh/2)
+  std::vector<float> inv_freq_;       // (Dh/2)
+  mutable std::vector<float> table_;  // (positions, Dh/2, 2) what cos_sin() gave so far; not with dynamic scaling
   mutable std::vector<float> long_inv_freq_;  // (Dh/2) dynamic: for long_length_
   mutable int64_t long_length_ = 0;
 };

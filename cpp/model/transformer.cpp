@@ -16,7 +16,7 @@ Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, Trans
       limits_(limits),
       backend_(backend),
       rope_(config_.rope, config_.head_dim, config_.max_position_embeddings) {
-  const int64_t T = limits.max_tokens, D = config_.hidden_size, F = config_.intermediate_size;
+  const int64_t T = limits.max_tokens + backend.max_padding(), D = config_.hidden_size, F = config_.intermediate_size;
   residual_ = Tensor(nullptr, dtype, {T, D});
   hidden_ = Tensor(nullptr, dtype, {T, D});
   qkv_ = Tensor(nullptr, dtype, {T, config_.qkv_size()});
@@ -56,18 +56,21 @@ void Transformer::allocate_kv_cache(int64_t num_blocks) {
 }
 
 void Transformer::forward(const StepBatch& step) {
-  const int64_t T = step.num_tokens(), n = static_cast<int64_t>(step.logits_rows.size());
-  TV_CHECK(T > 0 && T <= limits_.max_tokens, "a step of ", T, " tokens; the buffers hold ", limits_.max_tokens);
+  TV_CHECK(step.num_tokens() > 0 && step.num_tokens() <= limits_.max_tokens, "a step of ", step.num_tokens(),
+           " tokens; the buffers hold ", limits_.max_tokens);
   const DeviceBatch batch = backend_.upload(step);
+  const int64_t T = batch.num_tokens, n = batch.num_logits_rows;
 
-  const Tensor residual = residual_.rows(0, T);
-  const Tensor hidden = hidden_.rows(0, T);
-  backend_.embedding(weights_.embedding, batch.token_ids, residual);  // ids (T) -> (T, D)
-  for (int64_t l = 0; l < config_.num_layers; ++l) layer(l, batch);
+  backend_.run_step(batch, [&] {
+    const Tensor residual = residual_.rows(0, T);
+    const Tensor hidden = hidden_.rows(0, T);
+    backend_.embedding(weights_.embedding, batch.token_ids, residual);  // ids (T) -> (T, D)
+    for (int64_t l = 0; l < config_.num_layers; ++l) layer(l, batch);
 
-  if (n == 0) return;  // chunks in the middle of a prompt: the cache is all that was wanted
-  backend_.add_rms_norm(residual, hidden, weights_.final_norm, config_.rms_norm_eps, hidden);
-  backend_.gather_rows(hidden, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
+    if (n == 0) return;  // chunks in the middle of a prompt: the cache is all that was wanted
+    backend_.add_rms_norm(residual, hidden, weights_.final_norm, config_.rms_norm_eps, hidden);
+    backend_.gather_rows(hidden, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
+  });
 }
 
 void Transformer::layer(int64_t l, const DeviceBatch& batch) {
@@ -102,11 +105,20 @@ void Transformer::layer(int64_t l, const DeviceBatch& batch) {
   backend_.matmul(mlp, w.down, w.down_bias, hidden);            // (T, F) x (D, F)ᵀ -> (T, D)
 }
 
-void Transformer::logits(int64_t begin, int64_t count, float* host) {
+Tensor Transformer::compute_logits(int64_t begin, int64_t count) {
   TV_CHECK(count <= limits_.max_logits_rows, count, " rows of logits; the buffer holds ", limits_.max_logits_rows);
   const Tensor out = logits_.rows(0, count);
   backend_.matmul(selected_.rows(begin, count), weights_.lm_head, Tensor(), out);  // (n, D) x (V, D)ᵀ -> (n, V)
+  return out;
+}
+
+void Transformer::logits(int64_t begin, int64_t count, float* host) {
+  const Tensor out = compute_logits(begin, count);
   backend_.download(host, out.data, out.nbytes());
+}
+
+bool Transformer::sample(int64_t begin, std::span<const SampleRow> rows, int32_t* tokens) {
+  return backend_.sample(compute_logits(begin, static_cast<int64_t>(rows.size())), rows, tokens);
 }
 
 void Transformer::copy_block(int32_t src, int32_t dst) {

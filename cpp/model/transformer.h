@@ -1,6 +1,7 @@
 // The forward pass: written once, for every family and every device.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -32,6 +33,9 @@ class Transformer {
   // count is at most max_logits_rows.
   void logits(int64_t begin, int64_t count, float* host);
 
+  // A token for each of rows [begin, begin + rows.size()), chosen on the device. False: it leaves that to the host.
+  bool sample(int64_t begin, std::span<const SampleRow> rows, int32_t* tokens);
+
   // Copies a block's keys and values in every layer (copy-on-write).
   void copy_block(int32_t src, int32_t dst);
 
@@ -46,6 +50,7 @@ class Transformer {
 
  private:
   void layer(int64_t l, const DeviceBatch& batch);
+  Tensor compute_logits(int64_t begin, int64_t count);
   void allocate(const std::vector<Tensor*>& tensors);  // memory for tensors whose shapes are set
 
   ModelConfig config_;

@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockAllocator', 'Checkpoint', 'CudaDevice', 'DeviceArray', 'Engine', 'EngineOptions', 'ModelConfig', 'Ops', 'OpsBatch', 'Request', 'Rope', 'SafetensorsFile', 'SamplingParams', 'ScheduledChunk', 'Scheduler', 'StepOutput', 'StepPlan', 'TensorEntry', 'TokenLogprob', 'available_isas', 'build_info', 'cuda_devices', 'measure_read_bandwidth', 'parse_config', 'supported_model_types']
+__all__: list[str] = ['BlockAllocator', 'Checkpoint', 'CudaDevice', 'DeviceArray', 'Engine', 'EngineOptions', 'ModelConfig', 'Ops', 'OpsBatch', 'Request', 'Rope', 'SafetensorsFile', 'SampleRow', 'SamplingParams', 'ScheduledChunk', 'Scheduler', 'StepOutput', 'StepPlan', 'TensorEntry', 'TokenLogprob', 'available_isas', 'build_info', 'cuda_devices', 'measure_read_bandwidth', 'parse_config', 'sample', 'supported_model_types']
 class CudaDevice:
     """
     A GPU that the CUDA driver shows.
@@ -80,6 +80,12 @@ class Ops:
         ...
     @property
     def description(self) -> str:
+        ...
+class SampleRow:
+    """
+    How a row of logits becomes a token.
+    """
+    def __init__(self, temperature: typing.SupportsFloat | typing.SupportsIndex, top_k: typing.SupportsInt | typing.SupportsIndex, top_p: typing.SupportsFloat | typing.SupportsIndex, min_p: typing.SupportsFloat | typing.SupportsIndex, seed: typing.SupportsInt | typing.SupportsIndex, position: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
 class BlockAllocator:
     """
@@ -482,6 +488,7 @@ class EngineOptions:
     dummy_weights: bool
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
+    enforce_eager: bool
     scheduler: str
     def __init__(self) -> None:
         ...
@@ -522,10 +529,10 @@ class EngineOptions:
     def max_num_seqs(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     @property
-    def memory_utilization(self) -> float:
+    def memory_utilization(self) -> float | None:
         ...
     @memory_utilization.setter
-    def memory_utilization(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None:
+    def memory_utilization(self, arg0: typing.SupportsFloat | typing.SupportsIndex | None) -> None:
         ...
     @property
     def num_threads(self) -> int:
@@ -629,6 +636,10 @@ def measure_read_bandwidth(num_threads: typing.SupportsInt | typing.SupportsInde
 def parse_config(json_text: str, source: str = 'config.json') -> ModelConfig:
     """
     Parses and checks the text of a config.json; source names it in messages. Raises ModelLoadError.
+    """
+def sample(ops: Ops, logits: DeviceArray, rows: collections.abc.Sequence[SampleRow]) -> list[int]:
+    """
+    A token for each row of logits (n, V), chosen by the device if it can, by Sampler otherwise.
     """
 def supported_model_types() -> list[str]:
     """

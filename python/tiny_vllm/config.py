@@ -34,7 +34,7 @@ class EngineConfig:
             the model or the machine are checked when the engine starts.
     """
 
-    device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
+    device: str = _option("auto", "where to run; auto is a GPU if there is one", ("auto", "cpu", "cuda"))
     dtype: str = _option(
         "auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32")
     )
@@ -46,8 +46,12 @@ class EngineConfig:
     max_model_len: int | None = _option(
         None, "most tokens of one request, prompt and output; default: the model's limit"
     )
-    max_num_seqs: int = _option(64, "most requests that run at once")
-    max_num_batched_tokens: int = _option(512, "most tokens computed in one step")
+    max_num_seqs: int | None = _option(
+        None, "most requests that run at once; default: 256 on a GPU, 64 on a CPU"
+    )
+    max_num_batched_tokens: int | None = _option(
+        None, "most tokens computed in one step; default: 8192 on a GPU, 512 on a CPU"
+    )
     block_size: int = _option(16, "tokens in a block of the KV cache")
     kv_cache_memory_bytes: int | None = _option(
         None, "bytes of the KV cache; default: a share of the free memory"
@@ -58,7 +62,9 @@ class EngineConfig:
     scheduler: str = _option("continuous", "how requests are batched", ("continuous", "static"))
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of prompts that begin alike")
     enable_chunked_prefill: bool = _option(True, "cut long prompts into chunks that share steps with decodes")
-    enforce_eager: bool = _option(False, "never use CUDA graphs; the CPU has none, so it is always eager")
+    enforce_eager: bool = _option(
+        False, "never record steps as CUDA graphs; the CPU has none, so it is always eager"
+    )
     num_threads: int | None = _option(None, "CPU threads; default: as many as this process may run on")
     cpu_isa: str = _option(
         "auto",

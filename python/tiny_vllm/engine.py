@@ -12,6 +12,7 @@ from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
+from tiny_vllm.cuda_libraries import find_cuda_libraries
 from tiny_vllm.errors import InvalidRequestError, ModelLoadError, shown
 from tiny_vllm.model_files import read_config_json, resolve_model
 from tiny_vllm.outputs import RequestOutput
@@ -74,6 +75,7 @@ class Engine:
         )
         self._generation_config = load_generation_config(self.model_folder, self.tokenizer)
         source = str(self.model_folder / "config.json")
+        find_cuda_libraries(self.config.device)
         self._core = _core.Engine(config_json, source, str(self.model_folder), self._core_options(), progress)
         info = self._core.info()
         for note in info["notes"]:
@@ -97,16 +99,14 @@ class Engine:
         options.max_model_len = c.max_model_len or 0
         options.kv_cache_memory_bytes = c.kv_cache_memory_bytes or 0
         options.num_threads = c.num_threads or 0
-        if c.gpu_memory_utilization is None:
-            options.memory_utilization = 0.9 if c.device == "cuda" else 0.5
-        else:
-            options.memory_utilization = c.gpu_memory_utilization
+        options.max_num_seqs = c.max_num_seqs or 0  # 0: the device's default
+        options.max_num_batched_tokens = c.max_num_batched_tokens or 0
+        options.memory_utilization = c.gpu_memory_utilization
         for name in (
             "cpu_isa",
+            "enforce_eager",
             "seed",
             "block_size",
-            "max_num_seqs",
-            "max_num_batched_tokens",
             "scheduler",
             "enable_prefix_caching",
             "enable_chunked_prefill",

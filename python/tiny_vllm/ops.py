@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from tiny_vllm import _core
 from tiny_vllm._core import available_isas
+from tiny_vllm.cuda_libraries import find_cuda_libraries
 from tiny_vllm.errors import InvalidRequestError
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope_and_cache",
+    "sample",
 ]
 
 Array = npt.NDArray[Any]
@@ -58,6 +60,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @functools.lru_cache(maxsize=16)
 def _made_ops(device: str, isa: str, num_threads: int) -> _core.Ops:
+    find_cuda_libraries(device)
     return _core.Ops(device=device, num_threads=num_threads, cpu_isa=isa)
 
 
@@ -449,3 +452,43 @@ def copy_block(
     arrays = [_to_device(ops, a) for a in (keys, values)]
     ops.copy_block(arrays[0], arrays[1], src, dst)
     return _to_numpy(arrays[0]), _to_numpy(arrays[1])
+
+
+def sample(
+    logits: Array,
+    *,
+    temperature: npt.ArrayLike = 1.0,
+    top_k: npt.ArrayLike = 0,
+    top_p: npt.ArrayLike = 1.0,
+    min_p: npt.ArrayLike = 0.0,
+    seeds: npt.ArrayLike = 0,
+    positions: npt.ArrayLike = 0,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> npt.NDArray[np.int32]:
+    """logits (n, V) float32 -> a token for each row (n).
+
+    A row with NaN or +infinity, or only -infinity, has no answer: -1. Each parameter is one number, or one
+    for each row. The first four mean what they mean in `SamplingParams` and raise `InvalidRequestError` for
+    the same values; temperature 0 takes the largest logit. A draw depends on nothing but its row, seed (below
+    (below 2**64) and position.
+
+    Source: the exponential race (see cpp/sample/sampler.h) on the random numbers of Salmon et al., SC 2011.
+    """
+    _check(
+        logits.dtype == np.float32 and logits.ndim == 2, "logits must be float32 with two dimensions (n, V)"
+    )
+    rows, vocab_size = logits.shape
+    _check(vocab_size > 0, "logits have no columns")
+    fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seeds": seeds}
+    columns = []
+    for name, value in {**fields, "positions": positions}.items():
+        column = np.asarray(value)
+        if column.ndim == 0:
+            column = np.broadcast_to(column, (rows,))
+        _check_shape(name, column, (rows,))
+        columns.append(column.tolist())
+    ops = _ops(device, isa, num_threads)
+    sample_rows = [_core.SampleRow(*row) for row in zip(*columns, strict=True)]
+    return np.array(_core.sample(ops, _to_device(ops, logits), sample_rows), np.int32)

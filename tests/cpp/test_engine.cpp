@@ -15,7 +15,7 @@ namespace {
 class FailingBackend final : public Backend {
  public:
   explicit FailingBackend(const std::string& fails_in)
-      : fails_in_(fails_in), inner_(make_backend({"cpu", 1, "auto"})) {}
+      : fails_in_(fails_in), inner_(make_backend({.device = "cpu", .num_threads = 1})) {}
 
   std::string description() const override { return inner_->description(); }
   MemoryInfo memory() const override { return inner_->memory(); }
@@ -79,7 +79,6 @@ std::unique_ptr<Engine> make_engine(const std::string& fails_in) {
   options.max_num_seqs = 2;
   options.max_num_batched_tokens = 16;
   options.kv_cache_memory_bytes = 8 * 2 * 2 * 2 * 4 * 8 * 4;  // NB, L, keys and values, Hk, BS, Dh, bytes
-  options.memory_utilization = 0.5;
   options.scheduler = "continuous";
   return std::make_unique<Engine>(kConfig, "config.json", "", options, std::make_unique<FailingBackend>(fails_in),
                                   nullptr);

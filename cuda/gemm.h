@@ -1,0 +1,38 @@
+// Large matrix products, by cuBLAS. Everything about cuBLAS's conventions is in gemm.cu.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "base/tensor.h"
+#include "cublas_library.h"
+#include "launch.h"
+
+namespace tiny_vllm {
+
+class Gemm {
+ public:
+  explicit Gemm(const Stream& stream);
+  ~Gemm();
+  Gemm(const Gemm&) = delete;
+  Gemm& operator=(const Gemm&) = delete;
+
+  // x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N). bias may be undefined; out may be float32 for any dtype of x.
+  void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+
+ private:
+  struct Plan;  // of a product with a bias
+
+  void multiply(const Tensor& x, const Tensor& weight, const Tensor& out);
+  void multiply_and_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+  const Plan& plan(int64_t m, int64_t n, int64_t k, DType dtype);
+
+  const Stream& stream_;
+  cublasHandle_t handle_ = nullptr;
+  cublasLtHandle_t lt_ = nullptr;
+  std::map<std::tuple<int64_t, int64_t, int64_t, DType>, std::unique_ptr<Plan>> plans_;
+  void* workspace_ = nullptr;
+};
+
+}  // namespace tiny_vllm

@@ -1,0 +1,101 @@
+// The launchers of all kernels. Each lies in the .cu file of its name, beside the kernel.
+//
+// T is bfloat16 or float32; sums are float32. Shapes use the letters of base/tensor.h.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "launch.h"
+
+namespace tiny_vllm {
+
+// x (?, D)[rows (n)] -> out (n, D), row_bytes = D * size of an element. A negative row number leaves zeros.
+void gather_rows(const Stream& stream, const void* x, const int32_t* rows, void* out, int64_t n, int64_t row_bytes);
+
+// out (rows, D) = norm of x (rows, D); with a residual: residual += x first, and the norm is taken of the rounded sum.
+template <typename T>
+void rms_norm(const Stream& stream, T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows,
+              int64_t dim);
+
+template <typename T>
+struct RopeAndCacheArgs {
+  T* qkv = nullptr;           // (T, (H+2Hk)·Dh)
+  const T* q_norm = nullptr;  // (Dh) or null
+  const T* k_norm = nullptr;  // (Dh) or null
+  float eps = 0;
+  const float* cos_sin = nullptr;         // (T, Dh/2, 2)
+  const int64_t* slot_mapping = nullptr;  // (T); a negative slot is padding: nothing is written
+  int64_t num_tokens = 0;
+  AttentionShape shape;
+  T* keys = nullptr;    // (NB, Hk, BS, Dh)
+  T* values = nullptr;  // (NB, Hk, BS, Dh)
+};
+template <typename T>
+void rope_and_cache(const Stream& stream, const RopeAndCacheArgs<T>& args);
+
+// gate_up (rows, 2F) -> out (rows, F)
+template <typename T>
+void act_mul(const Stream& stream, const T* gate_up, Activation activation, T* out, int64_t rows, int64_t width);
+
+template <typename T>
+struct AttentionArgs {
+  const T* qkv = nullptr;                 // (T, (H+2Hk)·Dh)
+  const int32_t* query_start = nullptr;   // (R+1)
+  const int32_t* context_len = nullptr;   // (R); 0: no key is seen, and the result is 0
+  const int32_t* block_tables = nullptr;  // (R, B)
+  int64_t block_table_width = 0;
+  int64_t num_tokens = 0;
+  int64_t num_requests = 0;
+  int64_t max_context = 0;  // no context_len is larger
+  AttentionShape shape;
+  const T* keys = nullptr;
+  const T* values = nullptr;
+  T* out = nullptr;  // (T, H·Dh)
+
+  int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
+};
+
+// Any dtype, any head_dim up to 512: what runs float32 and odd sizes. All requests of the batch.
+template <typename T>
+void attention_plain(const Stream& stream, const AttentionArgs<T>& args);
+
+// bfloat16 on tensor cores, head_dim a multiple of 8 up to 256. attention_prefill does the requests with more than one
+// query token and attention_decode those with one; neither touches the other's rows.
+void attention_prefill(const Stream& stream, const AttentionArgs<bfloat16>& args);
+// The same for compute capability 9.0a, head_dim 64 or 128.
+bool attention_prefill_hopper_takes(const Stream& stream, const AttentionShape& shape);
+void attention_prefill_hopper(const Stream& stream, const AttentionArgs<bfloat16>& args);
+
+struct DecodeScratch {
+  int64_t partial_floats = 0;  // unfinished rows
+  int64_t counters = 0;        // unsigned; zero before the first call, and left so by each
+};
+DecodeScratch attention_decode_scratch(const Stream& stream, int64_t num_requests, int64_t max_context,
+                                       const AttentionShape& shape);
+void attention_decode(const Stream& stream, const AttentionArgs<bfloat16>& args, float* partials, unsigned* counters);
+
+// A token for each row of logits, as Sampler (cpp/sample) chooses it; -1 where there is no answer.
+struct SamplingArgs {
+  const float* logits = nullptr;    // (n, V)
+  const SampleRow* rows = nullptr;  // (n)
+  int64_t n = 0;
+  int64_t vocab_size = 0;
+  uint64_t* cuts = nullptr;      // (n), or null when no row has a filter
+  void* partials = nullptr;      // sampling_partial_bytes()
+  unsigned* counters = nullptr;  // (n), zero before the first call, and left so by each
+  int32_t* tokens = nullptr;     // (n)
+};
+__host__ __device__ inline bool is_greedy(const SampleRow& row) { return row.temperature == 0 || row.top_k == 1; }
+__host__ __device__ inline bool has_filter(const SampleRow& row, int64_t vocab_size) {
+  return !is_greedy(row) && (row.min_p > 0 || (row.top_k > 0 && row.top_k < vocab_size) || row.top_p < 1);
+}
+int64_t sampling_partial_bytes(const Stream& stream, int64_t n);
+void sample_rows(const Stream& stream, const SamplingArgs& args);
+
+// x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N), for a few rows and K a multiple of 8.
+bool gemv_takes(int64_t m, int64_t n, int64_t k);
+void gemv(const Stream& stream, const bfloat16* x, const bfloat16* weight, const bfloat16* bias, void* out,
+          bool out_is_float, int64_t m, int64_t n, int64_t k);
+
+}  // namespace tiny_vllm

@@ -1,0 +1,51 @@
+// How kernels are launched: with their launch status checked, and from Hopper on so that the next kernel may start
+// while this one drains (programmatic dependent launch). Such a kernel does what does not depend on its predecessor
+// first, and then calls wait_for_previous_kernel().
+#pragma once
+
+#include <utility>
+
+#include "cuda_check.h"
+
+namespace tiny_vllm {
+
+struct Stream {
+  cudaStream_t handle = nullptr;
+  bool dependent_launch = false;  // compute capability 9.0 and newer
+  bool has_wgmma = false;         // compute capability 9.0, and code for 9.0a in this build
+  int num_sms = 0;
+};
+
+// Every kernel calls this before it touches memory that another kernel wrote or reads, even if it does not care: the
+// wait is also what keeps a kernel from overtaking its predecessor's predecessor.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// The next kernel may be put on multiprocessors as soon as all blocks have said this, or ended.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+template <typename... Params, typename... Args>
+void launch(const Stream& stream, const char* name, void (*kernel)(Params...), dim3 blocks, int threads,
+            size_t shared_bytes, Args&&... args) {
+  if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) return;  // nothing to do is not an error
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream.handle;
+  config.attrs = &attribute;
+  config.numAttrs = stream.dependent_launch ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...), name);
+}
+
+}  // namespace tiny_vllm
