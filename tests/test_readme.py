@@ -48,8 +48,8 @@ def test_the_defaults_are_those_that_are_named(bundled_folder: Path) -> None:
     assert (params.max_tokens, params.temperature) == (16, 1.0)
 
 
-def test_it_says_first_that_the_gpu_is_not_used() -> None:
-    assert README.index("runs on the CPU only") < README.index("bash run.sh")
+def test_it_says_first_what_it_runs_on() -> None:
+    assert README.index("It runs on the CPU, and on an NVIDIA GPU") < README.index("bash run.sh")
 
 
 def test_links_lead_somewhere() -> None:
