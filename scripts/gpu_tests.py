@@ -47,7 +47,7 @@ def step(name: str, command: list[str], counts: str, **environment: str) -> dict
     result["counts"] = found[-1].strip(" =") if found else ""
     print(f"{'passed' if result['passed'] else 'FAILED'}: {name}: {result['counts']}", flush=True)
     if not result["passed"]:
-        print(output[-8000:], flush=True)
+        print(output[:4000], "\n...\n", output[-4000:], flush=True)
     return result
 
 
