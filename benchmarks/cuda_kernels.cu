@@ -1,7 +1,8 @@
 // Times each CUDA kernel alone, at the sizes of Llama-3.2-1B, beside what the GPU's memory and tensor cores allow.
 //
-//   cmake -S . -B build/bench -G Ninja -DTINY_VLLM_BUILD_BENCHMARKS=ON && cmake --build build/bench --target
-//   cuda_kernels build/bench/cuda_kernels [results.json]
+//   cmake -S . -B build/bench -G Ninja -DTINY_VLLM_BUILD_BENCHMARKS=ON
+//   cmake --build build/bench --target cuda_kernels
+//   build/bench/cuda_kernels [results.json] [WORD...]      only those with one of the words in their name
 //
 // Each row is the median of 20 replays of a CUDA graph that holds 20 calls. Inputs rotate through memory that is larger
 // than the L2 cache where the real ones would not be in it.
@@ -36,6 +37,7 @@ struct Bench {
   Stream stream;
   std::vector<void*> memory;
   std::string json;
+  std::vector<std::string> words;
 
   Bench() {
     cudaDeviceProp p;
@@ -75,6 +77,8 @@ struct Bench {
 
   // fn(i) is call i of kCalls.
   void time(const std::string& name, double bytes, double flops, const std::function<void(int)>& fn) {
+    const auto is_in_name = [&](const std::string& word) { return name.find(word) != std::string::npos; };
+    if (!words.empty() && std::none_of(words.begin(), words.end(), is_in_name)) return;
     for (int i = 0; i < 3; ++i) fn(i);
     TV_CUDA(cudaStreamSynchronize(stream.handle));
     cudaGraph_t graph;
@@ -163,6 +167,7 @@ void bench_attention(Bench& b, int64_t requests, int64_t tokens, int64_t context
   args.context_len = b.copy_of(contexts);
   args.block_tables = b.copy_of(tables);
   args.block_table_width = width;
+  args.num_blocks = blocks;
   args.num_tokens = T;
   args.num_requests = requests;
   args.max_context = width * BS;
@@ -187,7 +192,7 @@ void bench_attention(Bench& b, int64_t requests, int64_t tokens, int64_t context
     run("attention_decode", [&] { attention_decode(b.stream, args, partials, counters); });
   } else {
     run("attention_prefill", [&] { attention_prefill(b.stream, args); });
-    if (attention_prefill_hopper_takes(b.stream, args.shape))
+    if (attention_prefill_hopper_takes(b.stream, args))
       run("attention_prefill_hopper", [&] { attention_prefill_hopper(b.stream, args); });
   }
   b.free_all();
@@ -221,6 +226,14 @@ void bench_small(Bench& b) {
 
 int main_of(int argc, char** argv) {
   Bench b;
+  std::string report;
+  for (const std::string& argument : std::vector<std::string>(argv + 1, argv + argc)) {
+    if (argument.ends_with(".json")) {
+      report = argument;
+    } else {
+      b.words.push_back(argument);
+    }
+  }
   bench_small(b);
   bench_products(b);
   for (const int64_t c : {32, 160, 256, 1024, 4096, 32768}) bench_attention(b, 1, 1, c);
@@ -228,13 +241,13 @@ int main_of(int argc, char** argv) {
     bench_attention(b, r, 1, c);
   for (const auto& [r, c] : {std::pair(1, 512), {1, 2048}, {1, 8192}, {1, 32768}, {16, 2048}, {4, 8192}})
     bench_attention(b, r, c, c);
-  if (argc > 1) {
+  if (!report.empty()) {
     cudaDeviceProp p;
     TV_CUDA(cudaGetDeviceProperties(&p, 0));
     int driver = 0;
     TV_CUDA(cudaDriverGetVersion(&driver));
-    std::ofstream(argv[1]) << "{\"device\": \"" << p.name << "\", \"driver_cuda_version\": " << driver
-                           << ", \"kernels\": [\n  " << b.json << "\n]}\n";
+    std::ofstream(report) << "{\"device\": \"" << p.name << "\", \"driver_cuda_version\": " << driver
+                          << ", \"kernels\": [\n  " << b.json << "\n]}\n";
   }
   return 0;
 }

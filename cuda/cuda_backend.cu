@@ -372,6 +372,7 @@ class CudaBackend : public Backend {
       args.context_len = batch.context_len;
       args.block_tables = batch.block_tables;
       args.block_table_width = batch.block_table_width;
+      args.num_blocks = kv.keys.shape[0];
       args.num_tokens = batch.num_tokens;
       args.num_requests = batch.num_requests;
       args.max_context = batch.block_table_width * shape.block_size;
@@ -439,7 +440,7 @@ class CudaBackend : public Backend {
 
   void attend_on_tensor_cores(const AttentionArgs<bfloat16>& args) {
     if (num_prefills_ > 0) {
-      if (attention_prefill_hopper_takes(stream(), args.shape)) {
+      if (attention_prefill_hopper_takes(stream(), args)) {
         attention_prefill_hopper(stream(), args);
       } else {
         attention_prefill(stream(), args);

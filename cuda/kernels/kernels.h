@@ -45,6 +45,7 @@ struct AttentionArgs {
   const int32_t* context_len = nullptr;   // (R); 0: no key is seen, and the result is 0
   const int32_t* block_tables = nullptr;  // (R, B)
   int64_t block_table_width = 0;
+  int64_t num_blocks = 0;  // of the cache
   int64_t num_tokens = 0;
   int64_t num_requests = 0;
   int64_t max_context = 0;  // no context_len is larger
@@ -64,7 +65,7 @@ void attention_plain(const Stream& stream, const AttentionArgs<T>& args);
 // query token and attention_decode those with one; neither touches the other's rows.
 void attention_prefill(const Stream& stream, const AttentionArgs<bfloat16>& args);
 // The same for compute capability 9.0a, head_dim 64 or 128.
-bool attention_prefill_hopper_takes(const Stream& stream, const AttentionShape& shape);
+bool attention_prefill_hopper_takes(const Stream& stream, const AttentionArgs<bfloat16>& args);
 void attention_prefill_hopper(const Stream& stream, const AttentionArgs<bfloat16>& args);
 
 struct DecodeScratch {

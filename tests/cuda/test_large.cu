@@ -179,6 +179,7 @@ TEST(attention_in_a_large_cache) {
     args.context_len = context.data();
     args.block_tables = table.data();
     args.block_table_width = 3;
+    args.num_blocks = blocks;
     args.num_tokens = tokens;
     args.num_requests = 1;
     args.max_context = 48;
@@ -199,7 +200,7 @@ TEST(attention_in_a_large_cache) {
     args.num_tokens = 1;
     attention_decode(stream(), args, partials.data(), counters.data());
     result[2] = out.get(0, row);
-    if (attention_prefill_hopper_takes(stream(), shape)) {
+    if (attention_prefill_hopper_takes(stream(), args)) {
       args.query_start = start.data();
       args.num_tokens = tokens;
       attention_prefill_hopper(stream(), args);
