@@ -94,6 +94,8 @@ macro(tv_choose_architectures nvcc)
   elseif(CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
     tv_native_architectures(CMAKE_CUDA_ARCHITECTURES)
   endif()
+  # Hopper's warpgroup products exist for 90a alone, whose code no other GPU runs anyway.
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90(-real)?$" "90a-real")
   foreach(arch ${CMAKE_CUDA_ARCHITECTURES})
     string(REGEX MATCH "^[0-9]+" number ${arch})
     if(NOT number IN_LIST tv_known)

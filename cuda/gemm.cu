@@ -101,6 +101,7 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
   const auto m = static_cast<int>(x.shape[0]), k = static_cast<int>(x.shape[1]), n = static_cast<int>(weight.shape[0]);
   const float alpha = 1, beta = 0;
+  const ProfilerRange range("gemm");
   TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
                              k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));

@@ -153,8 +153,8 @@ def test_architecture_that_nvcc_does_not_know_is_refused(tmp_path: Path) -> None
     ("option", "env", "expected"),
     [
         (None, {}, "80, 86, 89, 90a, 100, 120"),
-        ("90", {}, "90"),
-        ("90", {"CUDAARCHS": "80"}, "90"),
+        ("90", {}, "90a"),
+        ("90", {"CUDAARCHS": "80"}, "90a"),
         (None, {"CUDAARCHS": "80"}, "80"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from helpers import greedy, open_engine
 from small_tokenizers import byte_level_backend, sentencepiece_backend
 from tiny_vllm import InvalidRequestError
-from tiny_vllm.prompts import length_limit
+from tiny_vllm.prompts import Prompts, length_limit
 from tiny_vllm.tokenizer import Tokenizer
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -139,3 +139,15 @@ def test_a_text_without_end_is_refused_at_once(rand_folder: Path, monkeypatch: p
         InvalidRequestError, match=r"prompt has 24000000 characters, .* there is room for 1024"
     ):
         engine.generate("hello world " * 2_000_000, greedy(1))
+
+
+def test_content_in_parts_is_joined(bundled_folder: Path) -> None:
+    prompts = Prompts(Tokenizer.from_folder(bundled_folder), bundled_folder, 2048)
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "gravity?"}]
+    whole = prompts.read_chat([{"role": "user", "content": "What is\ngravity?"}], True)
+    assert prompts.read_chat([{"role": "user", "content": parts}], True) == whole
+    for bad in ([{"type": "image_url", "image_url": "x"}], ["text"], [{"type": "text"}]):
+        with pytest.raises(
+            InvalidRequestError, match="content of a message must be text, or a list of parts"
+        ):
+            prompts.read_chat([{"role": "user", "content": bad}], True)

@@ -97,7 +97,10 @@ def _explain(error: Exception, model_id: str, local_files_only: bool) -> str:
         if local_files_only or constants.HF_HUB_OFFLINE:
             return "is not (wholly) in the cache, and local_files_only or HF_HUB_OFFLINE forbids fetching it"
         reason = _first_line(error.__cause__ or error)
-        return f"is not (wholly) in the cache, and {hub} cannot be reached; check the network ({reason})"
+        return (
+            f"is no folder here and not (wholly) in the cache, and {hub} cannot be reached; check the name, "
+            f"or the network ({reason})"
+        )
     if isinstance(error, errors.HFValidationError):
         return f"is neither a folder nor a name that the Hub could have: {_first_line(error)}"
     advice = {

@@ -56,7 +56,8 @@ class Prompts:
         if self._tokenizer is None:
             raise InvalidRequestError(f"{self._folder} has no tokenizer, so there is no chat template")
         text = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt
+            [_with_plain_content(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
         )
         self._check_length(text)
         # The template writes the begin token itself; encode() must not add a second one.
@@ -138,6 +139,23 @@ def _keeps_characters(part: Mapping[str, Any]) -> bool:
     if kind == "Split":
         return part.get("behavior") != "Removed"
     return kind in ("NFC", "Prepend", "ByteLevel", "Metaspace", "Digits")
+
+
+def _with_plain_content(message: Message) -> Message:
+    """Text in parts, as in ``[{"type": "text", "text": "hi"}]``, is joined by newlines, as in vLLM."""
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list):
+        return message
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequestError(
+                "content of a message must be text, or a list of parts {'type': 'text', 'text': ...}, "
+                f"got a part {shown(kind if kind not in (None, 'text') else part)}"
+            )
+        texts.append(part["text"])
+    return {**message, "content": "\n".join(texts)}
 
 
 def _checked_ids(ids: object, wanted: str) -> list[int]:

@@ -61,7 +61,8 @@ class SamplingParams:
         top_p: draw only from the fewest tokens whose probabilities reach this sum; in (0, 1].
         top_k: draw only from this many most likely tokens; 0 or -1 means all, 1 is greedy.
         min_p: drop tokens less likely than this times the most likely one; in [0, 1].
-        seed: makes the request's random numbers repeatable, whatever else is in the batch.
+        seed: makes the request's random numbers repeatable, whatever else is in the batch. None or -1: drawn
+            with the engine's.
         max_tokens: most tokens to generate; None means up to ``max_model_len``.
         ignore_eos: go on after the model's end token.
         stop_token_ids: further tokens that end the output; included in ``token_ids``, not in ``text``.
@@ -127,7 +128,7 @@ class SamplingParams:
         self.top_p = float(top_p)
         self.top_k = top_k
         self.min_p = float(min_p)
-        self.seed = seed
+        self.seed = None if seed == -1 else seed  # as in vLLM
         self.max_tokens = max_tokens
         self.ignore_eos = ignore_eos
         self.stop_token_ids = ids
