@@ -435,7 +435,7 @@ def test_wrong_scalars_and_missing_arrays_are_refused_by_name() -> None:
     nothing: Any = None
     refused: list[tuple[Any, str]] = [
         (lambda v=v: ops.rms_norm(x, weight, v), "eps is ")
-        for v in (float("nan"), float("inf"), -1e-5, 1e39, "x", None, True)
+        for v in (float("nan"), float("inf"), -1e-5, 1e39, "x", None, True, 10**5000)
     ]
     refused += [
         (lambda: ops.add_rms_norm(x, x, weight, -1), "eps is -1"),
@@ -455,6 +455,7 @@ def test_wrong_scalars_and_missing_arrays_are_refused_by_name() -> None:
         (lambda: ops.rms_norm(x, weight, num_threads=1.5), "num_threads is 1.5"),
         (lambda: ops.measure_read_bandwidth("a"), "num_threads is 'a'"),
         (lambda: ops.measure_read_bandwidth(-1), "num_threads is -1"),
+        (lambda: ops.measure_read_bandwidth(10**5000), "num_threads is a value of type int"),
     ]
     for call, message in refused:
         with pytest.raises(InvalidRequestError, match=message):

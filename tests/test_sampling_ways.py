@@ -323,18 +323,81 @@ def test_frequencies(device: str, vary: str, fields: dict[str, Any]) -> None:
 )
 def test_bad_values_are_refused_by_name(field: str, value: float) -> None:
     logits = np.zeros((2, 4), np.float32)
-    for given in (value, [ops.sample(logits)[0] * 0 + 1, value]):
+    for given in (value, [1, value]):
         with pytest.raises(InvalidRequestError, match=field):
             ops.sample(logits, **{field: given})  # type: ignore[arg-type]
 
 
+WRONG: list[tuple[str, Any]] = [
+    *(
+        (field, value)
+        for field in ("temperature", "top_p", "min_p")
+        for value in ("a", None, 10**400, 1 + 2j, True, math.inf, math.nan, {}, b"1", [[1, 1]])
+    ),
+    *(
+        (field, value)
+        for field in ("top_k", "seeds", "positions")
+        for value in (1.5, 2.0, "x", None, True, {}, 2**64, 10**5000, math.nan, np.datetime64(1, "s"), 1j)
+    ),
+    ("seeds", -1),
+    ("top_k", 2**63),
+    ("positions", -1),
+    ("positions", 2**63),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), WRONG, ids=lambda value: f"{value!s:.20}" if value != 10**5000 else "long"
+)
+def test_what_is_no_such_number_is_refused_by_name(field: str, value: Any) -> None:
+    logits = np.zeros((2, 4), np.float32)
+    for given, name in (
+        (value, rf"^{field}\b"),
+        ([1, value], rf"^{field}\[1\] is "),
+        ((value, 1), rf"^{field}\[0\] is "),
+    ):
+        with pytest.raises(InvalidRequestError, match=name):
+            ops.sample(logits, **{field: given})
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_k", "top_p", "min_p", "seeds", "positions"])
+def test_columns_that_do_not_fit_the_rows_are_refused_by_name(field: str) -> None:
+    logits = np.zeros((2, 4), np.float32)
+    for wrong in (
+        [1, 1, 1],
+        [],
+        [[1], [1, 1]],
+        [[1, 1], [1, 1]],
+        np.ones((2, 2), int),
+        np.array([True, True]),
+        np.array([1, "x"], object),
+        np.zeros(2, "M8[ns]"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"^{field}\b"):
+            ops.sample(logits, **{field: wrong})  # type: ignore[arg-type]
+
+
+def test_numbers_of_every_kind_are_taken() -> None:
+    logits = random_logits("normal", 2, 50)
+    one_by_one = [ops.sample(logits, seeds=seed)[row] for row, seed in enumerate((2**64 - 1, 1))]
+    for seeds in ([2**64 - 1, 1], (2**64 - 1, np.int8(1)), np.array([2**64 - 1, 1], np.uint64)):
+        assert_draws(ops.sample(logits, seeds=seeds), logits, "cpu", seeds=[2**64 - 1, 1], positions=[0, 0])
+        np.testing.assert_array_equal(ops.sample(logits, seeds=seeds), one_by_one)
+    expected = ops.sample(logits, temperature=0.5, top_k=3, seeds=1, positions=2**63 - 1)
+    for half, three in ((np.float32(0.5), np.int8(3)), ([0.5, np.float16(0.5)], np.array([3, 3], object))):
+        tokens = ops.sample(logits, temperature=half, top_k=three, seeds=1, positions=[2**63 - 1] * 2)
+        np.testing.assert_array_equal(tokens, expected)
+
+
 def test_bad_shapes_are_refused() -> None:
     logits = np.zeros((2, 4), np.float32)
-    with pytest.raises(InvalidRequestError, match="seeds has shape"):
+    with pytest.raises(
+        InvalidRequestError, match="seeds has 3 values, expected one, or one for each of 2 rows"
+    ):
         ops.sample(logits, seeds=[1, 2, 3])
-    for wrong in (logits[0], logits.astype(np.float64), logits[:, :0]):
+    for wrong in (logits[0], logits.astype(np.float64), logits[:, :0], None, [[0.0, 1.0]]):
         with pytest.raises(InvalidRequestError, match="logits"):
-            ops.sample(wrong)
+            ops.sample(wrong)  # type: ignore[arg-type]
 
 
 @every_device

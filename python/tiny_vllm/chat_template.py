@@ -1,28 +1,31 @@
 """Renders chat templates: Jinja programs that turn a list of messages into one prompt, and come with a model.
 
-A template is written by whoever uploaded the model, so it runs in a sandbox: it can loop and format, within
-limits, but reach nothing outside of the values it is given. Everything that a template may use is set up as
-`transformers` does, so that the text is the same to the last space: a chat model answers badly when one
-newline is off.
+A template is written by whoever uploaded the model, so it runs in Jinja's sandbox, which keeps it from files
+and from Python's insides. The sandbox does not bound a template's time and memory: `{{ 'a' * 10**10 }}` gets
+its ten gigabytes, and a loop may run all day. It is the same in `transformers`; a model folder is to be
+trusted that far. Everything that a template may use is set up as there, too, so that the text is the same to
+the last space: a chat model answers badly when one newline is off.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .errors import InvalidRequestError, ModelLoadError
-from .template_sandbox import BoundedEnvironment, start_counting
+from .errors import InvalidRequestError, ModelLoadError, shown
 
 Message = Mapping[str, Any]
 
 _MAX_DEPTH = 100  # of lists and mappings in messages
+_MAX_REASON = 1000  # characters of what a template says when it refuses
 
 
 class _GenerationTag(Extension):
@@ -53,8 +56,8 @@ def _to_json(
     )
 
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
+def _raise_exception(message: object) -> None:
+    raise jinja2.exceptions.TemplateError(str(message)[:_MAX_REASON])
 
 
 def _strftime_now(format: str) -> str:
@@ -82,11 +85,10 @@ def _make_namespace(*args: Any, **kwargs: Any) -> _Namespace:
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
     """The compiled template. Raises ModelLoadError, with the line, when it is not valid Jinja."""
-    environment = BoundedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.bound_filters()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _make_namespace
@@ -117,12 +119,24 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{where:.80}: lists and mappings lie more than {_MAX_DEPTH} deep")
     if isinstance(value, Mapping):
-        return {_plain(k, where, depth + 1): _plain(v, f"{where}.{k}", depth + 1) for k, v in value.items()}
+        copied = {}
+        for key, part in value.items():
+            if isinstance(key, (list, tuple, Mapping)):
+                raise InvalidRequestError(
+                    f"{where}: has a key that is neither text nor a number: {shown(key)}"
+                )
+            copied[_plain(key, where)] = _plain(part, f"{where}.{_name(key)}", depth + 1)
+        return copied
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise InvalidRequestError(
         f"{where}: expected text, numbers, lists and mappings, found {type(value).__name__}"
     )
+
+
+def _name(key: object) -> str:
+    """A mapping's key in the path of an error."""
+    return key if isinstance(key, str) else shown(key)
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -141,18 +155,18 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
             raise InvalidRequestError(
-                f"{where}: expected a mapping with role and content, found {message!r:.80}"
+                f"{where}: expected a mapping with role and content, found {shown(message)}"
             )
-        plain = {key: _plain(value, f"{where}.{key}") for key, value in message.items() if value is not None}
+        plain = _plain({key: value for key, value in message.items() if value is not None}, where)
         role, content = plain.get("role"), plain.get("content")
         if not isinstance(role, str) or not role:
-            raise InvalidRequestError(f"{where}.role: expected a text such as 'user', found {role!r:.80}")
+            raise InvalidRequestError(f"{where}.role: expected a text such as 'user', found {shown(role)}")
         if content is None and set(plain) == {"role"}:
             raise InvalidRequestError(f"{where}.content: is missing")
         is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         if content is not None and not isinstance(content, str) and not is_parts:
             raise InvalidRequestError(
-                f"{where}.content: expected text or a list of parts, found {content!r:.80}"
+                f"{where}.content: expected text or a list of parts, found {shown(content)}"
             )
         checked.append(plain)
     return checked
@@ -165,8 +179,9 @@ def render_chat(
 
     `variables` reach the template by name (`bos_token`, `tools`, `enable_thinking`, ...); those that it does
     not use are its own business, as in transformers.
-    Raises InvalidRequestError when the messages are malformed or the template refuses them (for example
-    because roles do not alternate), ModelLoadError when the template itself is not valid Jinja.
+    Raises InvalidRequestError when the messages are malformed, or, with the template's line, when it refuses
+    them (for example because roles do not alternate) or fails on them in any other way; ModelLoadError when
+    the template itself is not valid Jinja.
     """
     plain = check_messages(messages)
     compiled = compile_template(template)
@@ -175,14 +190,25 @@ def render_chat(
         "documents": None,
         **{key: _plain(value, key) for key, value in variables.items()},
     }
-    start_counting()
     try:
         return compiled.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
-    except jinja2.exceptions.SecurityError as error:
-        raise InvalidRequestError(
-            f"messages: the chat template tried what its sandbox forbids: {error}"
-        ) from None
     except Exception as error:  # a template that was not written for these messages can raise anything
-        raise InvalidRequestError(
-            f"messages: the chat template of this model refuses them: {error or type(error).__name__}"
-        ) from None
+        is_forbidden = isinstance(error, jinja2.exceptions.SecurityError)
+        did = "tried what its sandbox forbids" if is_forbidden else "refuses these messages"
+        line = _template_line(error)
+        where = "" if line is None else f"line {line} of "
+        raise InvalidRequestError(f"messages: {where}the chat template {did}: {_reason(error)}") from None
+
+
+def _template_line(error: Exception) -> int | None:
+    """Where in the template an error came up: Jinja puts the template's own lines into the traceback."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
+    return lines[-1] if lines else None
+
+
+def _reason(error: Exception) -> str:
+    try:
+        return str(error)[:_MAX_REASON] or type(error).__name__
+    except Exception:  # such as a KeyError about a number of 5,000 digits
+        return type(error).__name__

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -32,7 +33,7 @@ import numpy.typing as npt
 from tiny_vllm import _core
 from tiny_vllm._core import available_isas
 from tiny_vllm.cuda_libraries import find_cuda_libraries
-from tiny_vllm.errors import InvalidRequestError
+from tiny_vllm.errors import InvalidRequestError, shown
 
 __all__ = [
     "act_mul",
@@ -56,6 +57,7 @@ bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT64_MAX = float(np.finfo(np.float64).max)
 
 
 @functools.lru_cache(maxsize=16)
@@ -90,7 +92,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _check_text(name: str, value: Any) -> None:
-    _check(isinstance(value, str), f"{name} is {value!r:.60}, expected text")
+    _check(isinstance(value, str), f"{name} is {shown(value)}, expected text")
 
 
 def _whole_number(name: str, value: Any, low: int, high: int) -> int:
@@ -98,16 +100,21 @@ def _whole_number(name: str, value: Any, low: int, high: int) -> int:
         number = low - 1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = low - 1
-    _check(low <= number <= high, f"{name} is {value!r:.60}, expected a whole number from {low} to {high}")
+    _check(low <= number <= high, f"{name} is {shown(value)}, expected a whole number from {low} to {high}")
     return number
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    return low <= (value if isinstance(value, int) else float(value)) <= high
 
 
 def _real_number(name: str, value: Any, low: float = -_FLOAT32_MAX) -> float:
     """A finite number of at least `low` that float32 can hold."""
-    kinds = (int, float, np.integer, np.floating)
-    fits = isinstance(value, kinds) and not isinstance(value, bool) and bool(low <= value <= _FLOAT32_MAX)
+    fits = _is_number(value, low, _FLOAT32_MAX)
     expected = "a finite float32" + (" of 0 or more" if low == 0 else "")
-    _check(fits, f"{name} is {value!r:.60}, expected {expected}")
+    _check(fits, f"{name} is {shown(value)}, expected {expected}")
     return float(value)
 
 
@@ -127,11 +134,41 @@ def _whole_numbers(name: str, values: npt.ArrayLike, ndim: int, kind: Any = np.i
     return array.astype(kind)
 
 
+def _finite_number(name: str, value: Any) -> float:
+    _check(
+        _is_number(value, -_FLOAT64_MAX, _FLOAT64_MAX), f"{name} is {shown(value)}, expected a finite number"
+    )
+    return float(value)
+
+
+def _for_each_row(name: str, value: Any, rows: int, checked: Callable[[str, Any], Any]) -> list[Any]:
+    """One number for all rows, or one for each row, as a list that `checked` has been through."""
+    column: Any
+    if isinstance(value, (list, tuple)):
+        column = list(value)  # numpy would make floats of [2**64 - 1, 1]
+    else:
+        try:
+            array = np.asarray(value)
+            column = value if array.dtype.kind in "mM" else array.tolist()  # times may become plain numbers
+        except (TypeError, ValueError, OverflowError):
+            column = value
+    if not isinstance(column, list):
+        return [checked(name, column)] * rows
+    _check(
+        len(column) == rows, f"{name} has {len(column)} values, expected one, or one for each of {rows} rows"
+    )
+    return [checked(f"{name}[{row}]", number) for row, number in enumerate(column)]
+
+
+def _check_array(name: str, array: Any) -> None:
+    found = type(array).__name__
+    _check(isinstance(array, np.ndarray), f"{name} is of type {found}, expected a numpy array")
+
+
 def _check_types(first: str, x: Array, **others: Array) -> np.dtype[Any]:
     """All arrays of a call have one type, float32 or bfloat16."""
     for name, array in {first: x, **others}.items():
-        found = type(array).__name__
-        _check(isinstance(array, np.ndarray), f"{name} is of type {found}, expected a numpy array")
+        _check_array(name, array)
     dtype = x.dtype
     _check(dtype == np.float32 or dtype == bfloat16, f"{first} is {dtype}, expected float32 or bfloat16")
     for name, array in others.items():
@@ -248,7 +285,7 @@ def matmul(
     try:
         result = dtype if out_dtype is None else np.dtype(out_dtype)
     except TypeError:
-        raise InvalidRequestError(f"out_dtype is {out_dtype!r:.60}, expected {dtype} or float32") from None
+        raise InvalidRequestError(f"out_dtype is {shown(out_dtype)}, expected {dtype} or float32") from None
     _check(result in (dtype, np.float32), f"out_dtype is {result}, expected {dtype} or float32")
     ops = _ops(device, isa, num_threads)
     out = _poisoned(ops, (x.shape[0], weight.shape[0]), result)
@@ -472,23 +509,28 @@ def sample(
     A row with NaN or +infinity, or only -infinity, has no answer: -1. Each parameter is one number, or one
     for each row. The first four mean what they mean in `SamplingParams` and raise `InvalidRequestError` for
     the same values; temperature 0 takes the largest logit. A draw depends on nothing but its row, seed (below
-    (below 2**64) and position.
+    2**64) and position (below 2**63).
 
     Source: the exponential race (see cpp/sample/sampler.h) on the random numbers of Salmon et al., SC 2011.
     """
+    _check_array("logits", logits)
     _check(
         logits.dtype == np.float32 and logits.ndim == 2, "logits must be float32 with two dimensions (n, V)"
     )
     rows, vocab_size = logits.shape
     _check(vocab_size > 0, "logits have no columns")
-    fields = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seeds": seeds}
-    columns = []
-    for name, value in {**fields, "positions": positions}.items():
-        column = np.asarray(value)
-        if column.ndim == 0:
-            column = np.broadcast_to(column, (rows,))
-        _check_shape(name, column, (rows,))
-        columns.append(column.tolist())
+
+    def whole(low: int, high: int) -> Callable[[str, Any], int]:
+        return lambda name, value: _whole_number(name, value, low, high)
+
+    columns = [
+        _for_each_row("temperature", temperature, rows, _finite_number),
+        _for_each_row("top_k", top_k, rows, whole(-1, 2**63 - 1)),
+        _for_each_row("top_p", top_p, rows, _finite_number),
+        _for_each_row("min_p", min_p, rows, _finite_number),
+        _for_each_row("seeds", seeds, rows, whole(0, 2**64 - 1)),
+        _for_each_row("positions", positions, rows, whole(0, 2**63 - 1)),
+    ]
     ops = _ops(device, isa, num_threads)
     sample_rows = [_core.SampleRow(*row) for row in zip(*columns, strict=True)]
     return np.array(_core.sample(ops, _to_device(ops, logits), sample_rows), np.int32)
