@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -90,6 +91,80 @@ def test_outputs_have_vllms_fields(engine: Engine) -> None:
     plain = engine.generate("Hello", greedy(4))[0]
     assert plain.prompt_logprobs is None
     assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob) == (None, None)
+
+
+def test_an_output_is_the_callers_own(engine: Engine, answer: Callable[..., RequestOutput]) -> None:
+    """Whatever is done to it, later ones are right."""
+    params = greedy(4, logprobs=1, prompt_logprobs=1)
+    prompt = list(HELLO)
+    engine.add_request("a", prompt, params)
+    prompt.clear()
+    while engine.has_unfinished_requests():
+        (output,) = engine.step()
+        assert output.prompt_token_ids == HELLO
+        if output.finished:
+            assert exact(output) == exact(answer(HELLO, params))
+        assert output.prompt_logprobs is not None
+        assert output.outputs[0].logprobs is not None
+        for row in (*output.prompt_logprobs[1:], *output.outputs[0].logprobs):
+            assert row is not None
+            row.clear()
+        for values in (output.prompt_token_ids, output.prompt_logprobs, *vars(output.outputs[0]).values()):
+            if isinstance(values, list):
+                values.clear()
+        output.outputs.clear()
+
+
+def test_outputs_of_requests_that_failed(tmp_path: Path) -> None:
+    """No token, so no time of the first one and no log probabilities of the prompt."""
+    fixtures.write_fixed(tmp_path, [0.0, np.inf])
+    output = open_engine(tmp_path).generate([[0]], greedy(3, prompt_logprobs=0))[0]
+    assert output.outputs[0].finish_reason == "error"
+    assert output.prompt_logprobs is None
+    assert output.metrics is not None
+    assert output.metrics.first_token_time is None
+    assert output.metrics.finished_time is not None
+    assert output.metrics.finished_time >= output.metrics.arrival_time
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_outputs_of_requests_that_were_aborted(tokens: int, engine: Engine) -> None:
+    stream = engine.start_stream(HELLO, greedy(9, prompt_logprobs=0))
+    for _ in range(tokens):
+        next(stream)
+    (request_id,) = engine._requests
+    engine.abort_request(request_id)
+    (output,) = stream
+    assert (output.outputs[0].finish_reason, len(tokens_of(output))) == ("abort", tokens)
+    assert (output.prompt_logprobs is None) == (tokens == 0)
+    assert output.metrics is not None
+    assert (output.metrics.first_token_time is None) == (tokens == 0)
+    assert output.metrics.finished_time is not None
+    assert output.metrics.finished_time >= (output.metrics.first_token_time or output.metrics.arrival_time)
+
+
+def test_outputs_of_prompts_that_were_refused(engine: Engine) -> None:
+    """As complete as others: n completions, times, and the text."""
+    ids = [100_000]
+    prompts = [HELLO, ids, {"prompt": "note", "prompt_token_ids": ids}, "long " * 2000]
+    before = time.monotonic()
+    fine, *others = engine.generate(prompts, SamplingParams(n=2, max_tokens=3, logprobs=1))
+    assert [c.finish_reason for c in fine.outputs] == ["length", "length"]
+    assert [o.prompt for o in others] == [None, "note", "long " * 2000]
+    for output in others:
+        assert output.finished
+        assert [(c.index, c.finish_reason, c.token_ids, c.logprobs) for c in output.outputs] == [
+            (0, "error", [], []),
+            (1, "error", [], []),
+        ]
+        assert output.metrics is not None
+        assert before <= output.metrics.arrival_time == output.metrics.finished_time <= time.monotonic()
+        assert output.metrics.first_token_time is None
+
+
+def test_a_refused_n_is_not_a_number_of_outputs(engine: Engine) -> None:
+    _, refused = engine.generate([HELLO, HELLO], [greedy(1), SamplingParams(n=2**40)])
+    assert [c.finish_reason for c in refused.outputs] == ["error"]
 
 
 def test_logprobs_are_of_the_models_distribution(engine: Engine) -> None:

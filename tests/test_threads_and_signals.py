@@ -33,6 +33,7 @@ from helpers import (
 from tiny_vllm import engine as engine_module
 from tiny_vllm import prompts, requests, turns
 from tiny_vllm.engine import Engine
+from tiny_vllm.errors import Error
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
 
@@ -223,6 +224,105 @@ def test_two_threads_step(rand_folder: Path) -> None:
     check_all_blocks_are_back(engine)
 
 
+def test_threads_share_a_stream(rand_folder: Path) -> None:
+    """Each piece goes to one of them, and the end to all."""
+    engine = open_engine(rand_folder)
+    params = greedy(60)
+    expected = engine.generate("Once", params)[0].outputs[0].text
+    for _ in range(10):
+        stream = engine.stream("Once", params)
+        pieces = together(*[lambda stream=stream: "".join(stream)] * 3)
+        assert sorted("".join(pieces)) == sorted(expected)
+        outputs = engine.start_stream("Once", params)
+        lengths = together(*[lambda outputs=outputs: [len(tokens_of(o)) for o in outputs]] * 3)
+        assert sorted(itertools.chain(*lengths)) == list(range(1, 61))
+    check_all_blocks_are_back(engine)
+
+
+def test_a_stream_ends_for_all_who_wait_for_its_last_output(rand_folder: Path) -> None:
+    """Two threads have seen that nothing is there yet before one of them runs the only step."""
+    engine = open_engine(rand_folder)
+    stream: Any = engine.start_stream("a", greedy(1))
+    step_if = stream._step_if
+    both = threading.Barrier(2, timeout=60)
+    met = threading.local()
+
+    def wait_for_both(wanted: Callable[[], bool]) -> None:
+        if not hasattr(met, "yes"):
+            met.yes = True
+            both.wait()
+        step_if(wanted)
+
+    stream._step_if = wait_for_both
+    assert sorted(together(*[lambda: len(list(stream))] * 2)) == [0, 1]
+
+
+def test_a_failed_stream_raises_in_one_of_its_threads(tmp_path: Path) -> None:
+    fixtures.write_fixed(tmp_path, [0.0, float("inf")])
+    stream = open_engine(tmp_path).stream([0], greedy(3))
+    errors: list[str] = []
+
+    def read() -> None:
+        try:
+            list(stream)
+        except Error as error:
+            errors.append(str(error))
+
+    together(read, read, read)
+    (message,) = errors
+    assert "infinity" in message
+
+
+# ---- the end of the process --------------------------------------------------------------------------------
+
+
+EXIT_SCRIPT = """
+import threading
+from pathlib import Path
+from helpers import greedy, open_engine
+folder, inside = Path({folder!r}), threading.Event()
+engine = open_engine(folder{options})
+prompt = [1, 2, 3]
+
+def ready(*_):
+    inside.set()
+
+class Late:
+    stream = engine.stream(prompt, greedy(100))
+
+    def __del__(self):
+        self.stream.close()
+
+late = Late()
+
+def work():
+    while True:
+        {call}
+
+threading.Thread(target=work, daemon=True).start()
+inside.wait()
+"""
+
+EXIT_CALLS = {
+    "generate": "engine.generate(prompt, greedy(900), progress=ready)",
+    "stream": "[ready() for _ in engine.start_stream(prompt, greedy(900))]",
+    "step": "ready(engine.add_request('a', prompt, greedy(1)), engine.step(), engine.step())",
+    "load": "open_engine(folder, progress=ready, load_format='dummy', dtype='bfloat16')",
+}
+
+
+@pytest.mark.parametrize("what", EXIT_CALLS)
+def test_a_daemon_thread_is_inside_when_the_process_ends(what: str, tmp_path: Path) -> None:
+    """The process ends as always. A model of some size, so that the thread is nearly always inside."""
+    size = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 1000}
+    fixtures.write_json(tmp_path / "config.json", fixtures.llama_config(**size))
+    script = EXIT_SCRIPT.format(
+        folder=str(tmp_path), options=", load_format='dummy', dtype='bfloat16'", call=EXIT_CALLS[what]
+    )
+    done = subprocess.run(python_process(script), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- fork --------------------------------------------------------------------------------------------------
 
 
@@ -270,6 +370,94 @@ def test_a_fork_while_another_thread_is_inside(rand_folder: Path) -> None:
     script = python_process(FORK_SCRIPT.format(folder=str(rand_folder)))
     done = subprocess.run(script, capture_output=True, text=True, timeout=120)
     assert done.stdout == "fine\n", done.stderr
+
+
+# ---- signal handlers that call the engine ------------------------------------------------------------------
+
+
+def steps_a_stream(engine: Engine) -> None:
+    stream = engine.start_stream([9, 9], greedy(5))
+    next(stream)
+    next(stream)
+
+
+def adds_again(engine: Engine) -> None:
+    engine.abort_request("b")
+    engine.add_request("b", [4, 5, 6], greedy(2))
+
+
+HANDLERS: dict[str, Callable[[Engine], object]] = {
+    "stream": steps_a_stream,
+    "generate": lambda engine: engine.generate([9, 9], greedy(5)),
+    "abort": lambda engine: engine.abort_request("b"),
+    "add again": adds_again,
+}
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("what", HANDLERS)
+def test_a_handler_calls_the_engine_amid_a_report(
+    what: str, place: int, rand_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after step() has made the report of the first, or the second request: no end is lost."""
+    engine = open_engine(rand_folder)
+    make_output = requests.Request.output
+    left = place
+
+    def output(self: requests.Request, count: int | None = None) -> RequestOutput:
+        made = make_output(self, count)
+        nonlocal left
+        left -= 1
+        if left == 0:
+            HANDLERS[what](engine)
+        return made
+
+    for name in ("a", "b"):
+        engine.add_request(name, [1, 2, 3], greedy(2))
+    monkeypatch.setattr(requests.Request, "output", output)
+    reports = Reports(engine)
+    reports.collect()
+    assert left <= 0
+    assert sorted(reports.ends) == (["a"] if what == "abort" else ["a", "b"])
+    expected = {"a": [1, 2, 3], "b": [4, 5, 6] if what == "add again" else [1, 2, 3]}
+    for name in reports.ends:
+        assert exact(reports.last[name]) == exact(solo(rand_folder, [expected[name]], greedy(2))[0])
+    check_all_blocks_are_back(engine)
+
+
+def test_a_handler_steps_amid_a_report(rand_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it got is not reported again."""
+    engine = open_engine(rand_folder)
+    engine.add_request("a", [1, 2, 3], greedy(2))
+    make_output = requests.Request.output
+    by_handler: list[RequestOutput] = []
+
+    def output(self: requests.Request, count: int | None = None) -> RequestOutput:
+        made = make_output(self, count)
+        monkeypatch.undo()
+        by_handler.extend(engine.step())
+        return made
+
+    monkeypatch.setattr(requests.Request, "output", output)
+    assert engine.step() == []
+    (end,) = by_handler
+    assert (end.finished, len(tokens_of(end))) == (True, 2)
+    assert not engine.has_unfinished_requests()
+
+
+def test_nothing_of_pythons_runs_between_a_step_and_its_tokens(
+    rand_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even its clock, which could raise."""
+    engine = open_engine(rand_folder)
+    engine.add_request("a", [1, 2, 3], greedy(2))
+
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "monotonic", interrupted)
+    assert [len(tokens_of(output)) for output in (*engine.step(), *engine.step())] == [1, 2]
+    assert not engine.has_unfinished_requests()
 
 
 # ---- Ctrl-C ------------------------------------------------------------------------------------------------
@@ -485,6 +673,28 @@ def test_ctrl_c_at_any_line(what: str, rand_folder: Path) -> None:
         if not came:
             break
     assert n > 50
+
+
+def test_ctrl_c_at_any_line_of_add_request(rand_folder: Path) -> None:
+    """A call that raises leaves no request. Another thread waits, so that the call pauses at its end."""
+    engine = open_engine(rand_folder)
+    ids: list[str] = []
+
+    def add() -> None:
+        engine.add_request("x", "a", greedy(2))
+        ids[-1] = "x"
+
+    for n in itertools.count(1):
+        ids.append("interrupted")
+        engine._turns._threads.add(-1)
+        came = ctrl_c_at_line(n, add)
+        engine._turns._threads.clear()
+        assert list(engine._requests) == (["x"] if ids.pop() == "x" else []), n
+        engine.abort_request("x")
+        check_all_blocks_are_back(engine)
+        if not came:
+            break
+    assert n > 15
 
 
 SIGINT_SCRIPT = """

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "bindings/bindings.h"
 #include "engine/engine.h"
@@ -51,7 +52,7 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 //
 // Python's Engine has one object a request, with these attributes:
 //   request_id  str
-//   received    list of what the steps said: StepOutput, or None at the end of an aborted request
+//   received    list of what the steps said: StepOutput; an aborted request's last element is the time, a float
 //   finished    bool: nothing more will come
 //   owner       None when step() reports the request
 // and three containers of them:
@@ -60,9 +61,15 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 //   ready       list of RequestOutput: reports that step() made and has not returned yet
 //
 // Each function below changes them together with the core, in one call. Python looks at signals between its own
-// instructions only, so Ctrl-C never finds the two apart.
+// instructions only, so Ctrl-C never finds the two apart. For the same reason nothing of Python's runs in here between
+// a change of the core and that of the containers: it could raise.
 
-// A step output with the moment it came, in seconds of time.monotonic().
+// Now, in seconds of Python's time.monotonic(), which reads this clock.
+double monotonic_time() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A step output with the moment it came.
 struct TimedOutput : StepOutput {
   double time = 0;
 };
@@ -95,7 +102,7 @@ bool abort_request(Engine& engine, const py::dict& requests, const py::dict& mov
                    const py::str& id) {
   const bool found = engine.abort_request(id);
   if (requests.contains(id)) {
-    requests[id].attr("received").cast<py::list>().append(py::none());
+    requests[id].attr("received").cast<py::list>().append(monotonic_time());
     end(requests, id);
   }
   erase(moved, id);
@@ -112,7 +119,7 @@ void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
     py::gil_scoped_release release;
     outputs = engine.step();
   }
-  const auto time = py::module_::import("time").attr("monotonic")().cast<double>();
+  const double time = monotonic_time();
   std::vector<py::str> ended;
   for (StepOutput& output : outputs) {
     const py::str id(output.request_id);
@@ -125,10 +132,15 @@ void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
     if (requests.contains(id)) end(requests, id);  // once, also when several of its sequences ended in this step
 }
 
-// `outputs` say all about the requests of `moved`.
-void make_ready(py::dict& moved, py::list& ready, const py::list& outputs) {
-  for (const py::handle output : outputs) ready.append(output);
-  moved.clear();
+// Between the making of `output` and this call a signal handler may have run and called the engine. Then the request
+// may be reported or aborted by now, or have moved on: so it stays in `moved`, for the next report.
+void make_ready(const py::dict& moved, py::list& ready, const py::object& request, const py::object& output,
+                py::size_t count) {
+  const py::str id = request.attr("request_id");
+  if (!moved.contains(id) || !request.is(moved[id])) return;
+  if (request.attr("received").cast<py::list>().size() != count) return;
+  ready.append(output);
+  erase(moved, id);
 }
 
 py::dict metrics_of(const Engine& engine) {
@@ -256,8 +268,10 @@ void bind_engine(py::module_& m) {
            py::arg("request_id"))
       .def("step", &step, py::arg("requests"), py::arg("moved"),
            "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
-      .def_static("make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("outputs"),
-                  "Appends the outputs to `ready` and empties `moved`.")
+      .def_static("make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("request"),
+                  py::arg("output"), py::arg("count"),
+                  "Puts the output into `ready` and takes its request out of `moved`, if the request is still there and "
+                  "has received `count` words, which is what the output was made of.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
       .def("metrics", &metrics_of)

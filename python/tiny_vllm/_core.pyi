@@ -595,9 +595,9 @@ class Engine:
     See tiny_vllm.Engine. Not for two callers at once.
     """
     @staticmethod
-    def make_ready(moved: dict, ready: list, outputs: list) -> None:
+    def make_ready(moved: dict, ready: list, request: typing.Any, output: typing.Any, count: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
-        Appends the outputs to `ready` and empties `moved`.
+        Puts the output into `ready` and takes its request out of `moved`, if the request is still there and has received `count` words, which is what the output was made of.
         """
     def __init__(self, config_json: str, source: str, folder: str, options: EngineOptions, progress: typing.Any = None) -> None:
         ...

@@ -39,6 +39,7 @@ class Engine:
     All methods may be called from several threads: whoever waits for tokens runs the next step for everybody.
     Ctrl-C may come at any moment: the call that it ends takes its own requests along, and no other request
     loses a token. After os.fork(), a child goes on with its copy, unless another thread was inside a call.
+    A process that ends waits for the step that a daemon thread is in, and no further one begins.
 
     Raises:
         ModelLoadError: the model cannot be used; says which file and tensor.
@@ -76,17 +77,26 @@ class Engine:
         self._generation_config = load_generation_config(self.model_folder, self.tokenizer)
         source = str(self.model_folder / "config.json")
         find_cuda_libraries(self.config.device)
-        self._core = _core.Engine(config_json, source, str(self.model_folder), self._core_options(), progress)
+        self._turns = Turns()
+
+        def report(done: int, total: int) -> None:
+            self._turns.stop_if_exiting()
+            if progress is not None:
+                progress(done, total)
+
+        self._core = self._turns.call(
+            lambda: _core.Engine(config_json, source, str(self.model_folder), self._core_options(), report)
+        )
         info = self._core.info()
         for note in info["notes"]:
             warnings.warn(note, stacklevel=2)
+        self._max_num_seqs: int = info["max_num_seqs"]
         self._prompts = Prompts(self.tokenizer, self.model_folder, info["max_total_len"])
         # The first three are changed by the core alone; cpp/bindings/bind_engine.cpp says what they are.
         self._requests: dict[str, Request] = {}
         self._moved: dict[str, Request] = {}
         self._ready: list[RequestOutput] = []
         self._dropped: list[OwnerRef] = []  # owners that are gone; their requests are still to be ended
-        self._turns = Turns()
         self._ids = itertools.count(1)
 
     def _core_options(self) -> _core.EngineOptions:
@@ -124,6 +134,9 @@ class Engine:
         Raises:
             InvalidRequestError: the id is in use, the prompt is empty or can never fit, or a parameter is out
                 of range. Other requests are not disturbed.
+
+        Ctrl-C in the middle of it ends the request; if a second one stops that, :meth:`abort_request` does
+        it.
         """
         self._add(checked_id(request_id), prompt, self._checked_params(sampling_params), None)
 
@@ -140,8 +153,10 @@ class Engine:
 
     def _step_and_report(self) -> None:
         self._core.step(self._requests, self._moved)
-        outputs = [request.output() for request in self._moved.values()]
-        self._core.make_ready(self._moved, self._ready, outputs)
+        for request in tuple(self._moved.values()):
+            count = len(request.received)
+            output = request.output(count)
+            self._core.make_ready(self._moved, self._ready, request, output, count)
 
     def abort_request(self, request_id: str) -> None:
         """Ends a request and gives its memory back. Unknown and finished ids are ignored."""
@@ -208,7 +223,7 @@ class Engine:
                     running[i] = self._add(request_id, prompt, params[i], owner)
                 except InvalidRequestError as error:
                     errors.append(error)
-                    outputs[i] = refused(request_id, prompt, error)
+                    outputs[i] = refused(request_id, prompt, params[i], self._max_num_seqs, error)
             if errors and len(errors) == len(batch):
                 raise errors[0]
             while True:
@@ -330,6 +345,11 @@ class Engine:
             if request is not None and request.owner is owner:
                 self._abort(request_id)
 
+    def _end_one(self, request: Request) -> None:
+        """Ends the request if it has not been reported. Its id may belong to somebody else by now."""
+        if request in (self._requests.get(request.request_id), self._moved.get(request.request_id)):
+            self._abort(request.request_id)
+
     def _end_dropped(self) -> None:
         for owner in tuple(self._dropped):
             self._end(owner)
@@ -346,10 +366,17 @@ class Engine:
         request = Request(request_id, text, ids, params, self.tokenizer, owner.ref if owner else None)
         if owner is not None:
             owner.request_ids.append(request_id)
-        self._call(
-            self._core.add_request, self._requests, self._moved, self._ready, request, ids, params.to_core()
-        )
-        return request
+        core_params = params.to_core()
+        try:
+            self._call(
+                self._core.add_request, self._requests, self._moved, self._ready, request, ids, core_params
+            )
+            return request
+        except InvalidRequestError:
+            raise
+        except BaseException:
+            self._call(self._end_one, request)
+            raise
 
     def _checked_params(self, params: object) -> SamplingParams:
         """The default for None; else a copy of its own."""

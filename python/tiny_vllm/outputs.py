@@ -37,7 +37,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of a request in seconds of ``time.monotonic()``."""
+    """Times of a request in seconds of ``time.monotonic()``; None: not yet, or it ended without a token."""
 
     arrival_time: float
     first_token_time: float | None = None
@@ -46,7 +46,10 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A request and what it has produced so far."""
+    """A request and what it has produced so far. The caller's own: it shares no list or dict with the engine.
+
+    What was refused or failed before its first token has no ``prompt_logprobs`` and no ``num_cached_tokens``.
+    """
 
     request_id: str
     prompt: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tiny_vllm import _core
@@ -56,7 +56,7 @@ class Request:
         self.tokenizer = tokenizer
         self.owner = owner
         self.arrival_time = time.monotonic()
-        self.received: list[_core.StepOutput | None] = []
+        self.received: list[_core.StepOutput | float] = []
         self.finished = False
         self._answer: _Answer | None = None
 
@@ -65,16 +65,16 @@ class Request:
 
         Asked in order, each call does the new part only.
         """
-        answer = self._answer
-        if answer is None or answer.busy:
-            # The first call; or Ctrl-C broke off the last one; or another thread is in it. Begin anew.
-            answer = self._answer = _Answer(self)
-        answer.busy = True
+        # It is taken while it changes, in one line without a call: nobody else can come in between.
+        answer, self._answer = self._answer, None
+        if answer is None or (count is not None and answer.num_applied > count):
+            # The first call; or Ctrl-C broke off the last one; or somebody else is in it. Begin anew.
+            answer = _Answer(self)
         for step in self.received[answer.num_applied : count]:
             answer.apply(step)
             answer.num_applied += 1
         output = answer.copy()
-        answer.busy = False
+        self._answer = answer
         return output
 
 
@@ -82,18 +82,10 @@ class _Answer:
     """The outputs of a request, made from the steps' words one after the other."""
 
     def __init__(self, request: Request) -> None:
-        self.busy = True
         self.num_applied = 0
         self._params = params = request.params
         self._tokenizer = tokenizer = request.tokenizer
-        self._completions = [
-            CompletionOutput(
-                index=i,
-                logprobs=None if params.logprobs is None else [],
-                cumulative_logprob=None if params.logprobs is None else 0.0,
-            )
-            for i in range(params.n)
-        ]
+        self._completions = _empty_completions(params, params.n)
         self._metrics = RequestMetrics(arrival_time=request.arrival_time)
         self._output = RequestOutput(
             request.request_id,
@@ -108,21 +100,23 @@ class _Answer:
             for _ in range(params.n)
         ]
 
-    def apply(self, step: _core.StepOutput | None) -> None:
-        """Adds what one step said about one of the n sequences; None: the request was aborted."""
-        if step is None:
+    def apply(self, step: _core.StepOutput | float) -> None:
+        """Adds what one step said about one of the n sequences; a number: the request was aborted then."""
+        if isinstance(step, float):
             for completion in self._completions:
                 if not completion.finished():
                     self._finish(completion, "abort", None)
             self._output.finished = True
+            self._metrics.finished_time = step
             return
-        if self._metrics.first_token_time is None:
+        if step.token >= 0 and self._metrics.first_token_time is None:
             self._metrics.first_token_time = step.time
             self._output.num_cached_tokens = step.num_cached_tokens
         if (
             step.index == 0
             and self._params.prompt_logprobs is not None
             and self._output.prompt_logprobs is None
+            and (step.token >= 0 or step.prompt_logprobs)  # a step that failed has none
         ):
             self._output.prompt_logprobs = [None, *map(self._logprob_dict, step.prompt_logprobs)]
         completion = self._completions[step.index]
@@ -155,18 +149,25 @@ class _Answer:
         return {e.token: Logprob(e.logprob, e.rank, text(e.token), raw(e.token)) for e in entries}
 
     def copy(self) -> RequestOutput:
-        """One that later steps do not change. Dicts of log probabilities never change, so they are shared."""
+        """One that shares nothing that can change: neither later steps nor the caller disturb the other."""
         output: RequestOutput = _shallow_copy(self._output)
+        output.prompt_token_ids = list(output.prompt_token_ids)
+        if output.prompt_logprobs is not None:
+            output.prompt_logprobs = [None if row is None else dict(row) for row in output.prompt_logprobs]
         output.outputs = [_shallow_copy(c) for c in self._completions]
         for completion in output.outputs:
             completion.token_ids = list(completion.token_ids)
-            completion.logprobs = None if completion.logprobs is None else list(completion.logprobs)
+            if completion.logprobs is not None:
+                completion.logprobs = [dict(row) for row in completion.logprobs]
         output.metrics = _shallow_copy(self._metrics)
         return output
 
 
 class Stream(Owner, Iterator[RequestOutput]):
-    """The growing output of one request. Ends the request when it is closed, dropped or interrupted."""
+    """The growing output of one request. Ends the request when it is closed, dropped or interrupted.
+
+    Several threads may read it; each output goes to one of them.
+    """
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class Stream(Owner, Iterator[RequestOutput]):
         self.request: Request | None = None
         self._step_if = step_if
         self._end = end
-        self._seen = 0
+        self._seen = 0  # elements of request.received that somebody has got
         self._closed = False
 
     def __iter__(self) -> Stream:
@@ -187,18 +188,27 @@ class Stream(Owner, Iterator[RequestOutput]):
 
     def __next__(self) -> RequestOutput:
         request = self.request
-        if request is None or self._closed or (request.finished and len(request.received) == self._seen):
+        if request is None:
             raise StopIteration
+
+        def nothing_new() -> bool:
+            return len(request.received) <= self._seen and not request.finished and not self._closed
+
         try:
-            while len(request.received) == self._seen:
-                self._step_if(lambda: len(request.received) == self._seen)
-            seen = len(request.received)
-            output = request.output(seen)
+            while not self._closed:
+                finished = request.finished  # looked at first: what was received before is in the count
+                count = len(request.received)
+                # From here to the assignment there is no call, so no other thread takes the same.
+                if count > self._seen:
+                    self._seen = count
+                    return request.output(count)
+                if finished:
+                    break
+                self._step_if(nothing_new)
         except BaseException:
             self.close()
             raise
-        self._seen = seen
-        return output
+        raise StopIteration
 
     def close(self) -> None:
         """Ends the request if it is still running."""
@@ -212,7 +222,7 @@ class TextStream(Iterator[str]):
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._sent = 0  # characters
+        self._sent = 0  # characters that somebody has got
         self._error = ""
 
     def __iter__(self) -> TextStream:
@@ -220,19 +230,22 @@ class TextStream(Iterator[str]):
 
     def __next__(self) -> str:
         try:
-            while not self._error:
+            while True:
+                error, self._error = self._error, ""
+                if error:
+                    raise Error(error)
                 completion = next(self._stream).outputs[0]
                 if completion.finish_reason == "error":
                     self._error = str(completion.stop_reason)
-                piece = completion.text[self._sent :]
-                if piece:
-                    self._sent += len(piece)
-                    return piece
+                text = completion.text
+                size = len(text)
+                sent = self._sent  # from here to the assignment there is no call, as in Stream
+                if size > sent:
+                    self._sent = size
+                    return text[sent:]
         except BaseException:
             self._stream.close()
             raise
-        error, self._error = self._error, ""
-        raise Error(error)
 
     def close(self) -> None:
         """Ends the request if it is still running."""
@@ -251,10 +264,38 @@ def checked_id(request_id: object) -> str:
     return str(request_id)
 
 
-def refused(request_id: str, prompt: object, error: InvalidRequestError) -> RequestOutput:
-    completion = CompletionOutput(index=0, finish_reason="error", stop_reason=str(error))
-    text = prompt if isinstance(prompt, str) else None
-    return RequestOutput(request_id, text, [], [completion], finished=True)
+def refused(
+    request_id: str, prompt: object, params: SamplingParams, most: int, error: InvalidRequestError
+) -> RequestOutput:
+    """The output of a prompt that cannot be run: as one that ended before its first token.
+
+    It has n completions; but one if n is above `most`, which alone is a reason to refuse it.
+    """
+    now = time.monotonic()
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    completions = _empty_completions(params, params.n if params.n <= most else 1)
+    for completion in completions:
+        completion.finish_reason = "error"
+        completion.stop_reason = str(error)
+    return RequestOutput(
+        request_id,
+        text if isinstance(text, str) else None,
+        [],
+        completions,
+        finished=True,
+        metrics=RequestMetrics(arrival_time=now, finished_time=now),
+    )
+
+
+def _empty_completions(params: SamplingParams, n: int) -> list[CompletionOutput]:
+    return [
+        CompletionOutput(
+            index=i,
+            logprobs=None if params.logprobs is None else [],
+            cumulative_logprob=None if params.logprobs is None else 0.0,
+        )
+        for i in range(n)
+    ]
 
 
 def _shallow_copy(value: Any) -> Any:
