@@ -268,10 +268,11 @@ void bind_engine(py::module_& m) {
            py::arg("request_id"))
       .def("step", &step, py::arg("requests"), py::arg("moved"),
            "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
-      .def_static("make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("request"),
-                  py::arg("output"), py::arg("count"),
-                  "Puts the output into `ready` and takes its request out of `moved`, if the request is still there and "
-                  "has received `count` words, which is what the output was made of.")
+      .def_static(
+          "make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("request"), py::arg("output"),
+          py::arg("count"),
+          "Puts the output into `ready` and takes its request out of `moved`, if the request is still there and "
+          "has received `count` words, which is what the output was made of.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
       .def("metrics", &metrics_of)
