@@ -80,26 +80,35 @@ def main() -> None:
     if sanitizer is None:
         sys.exit("No GPU test was run: compute-sanitizer is missing; it comes with the CUDA toolkit.")
 
-    steps = [step("large sizes", [str(args.cuda_tests)], r"\d+ passed")]
-    scenario = [sys.executable, "tests/cuda_scenario.py"]
-    for tool in SANITIZERS:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "1", "--print-limit", "5", *scenario]
-        steps.append(step(tool, command, r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards"))
-    tests = [f"tests/{name}" for name in TEST_FILES]
-    pytest = [sys.executable, "-m", "pytest", "-q", "--device", "cuda", "-n", args.jobs, *tests]
-    steps.append(step("pytest", pytest, r"\d+ passed", TINY_VLLM_FULL_TEST="1"))
-
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    report = {
+    report: dict[str, Any] = {
         **machine(),
         "commit": args.commit or git.stdout.strip() or "unknown",
         "date": time.strftime("%Y-%m-%d"),
-        "steps": steps,
+        "steps": [],
     }
     args.report.parent.mkdir(parents=True, exist_ok=True)
-    args.report.write_text(json.dumps(report, indent=2) + "\n")
+    scenario = [sys.executable, "tests/cuda_scenario.py"]
+    check = [sanitizer, "--error-exitcode", "1", "--print-limit", "5"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "--device", "cuda", "-n", args.jobs]
+    for name, command, counts in (
+        ("large sizes", [str(args.cuda_tests)], r"\d+ passed"),
+        ("pytest", [*pytest, *(f"tests/{file}" for file in TEST_FILES)], r"\d+ passed"),
+        *(
+            (
+                tool,
+                [*check, "--tool", tool, *scenario],
+                r"ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards",
+            )
+            for tool in SANITIZERS
+        ),
+    ):
+        report["steps"].append(step(name, command, counts, TINY_VLLM_FULL_TEST="1"))
+        args.report.write_text(
+            json.dumps(report, indent=2) + "\n"
+        )  # after each step: a later one may be cut off
     print(f"the report is in {args.report}")
-    sys.exit(0 if all(s["passed"] for s in steps) else 1)
+    sys.exit(0 if all(s["passed"] for s in report["steps"]) else 1)
 
 
 if __name__ == "__main__":
