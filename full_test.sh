@@ -139,9 +139,10 @@ stage_pytest() { TINY_VLLM_FULL_TEST=1 "$PY" -m pytest -q -n auto -m "not gpu"; 
 
 gpu_tests() {
   local reason
-  "$ROOT/build.sh" test hf
+  "$ROOT/build.sh" test
   reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
   [[ -z $reason ]] || die "No GPU test was run: $reason."
+  "$ROOT/build.sh" hf
   build_cpp_tests build/dev
   run_logged cuda_tests cmake_venv --build build/dev --target tiny_vllm_cuda_tests
   exec "$PY" scripts/gpu_tests.py build/dev/tiny_vllm_cuda_tests
