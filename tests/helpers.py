@@ -100,6 +100,14 @@ def solo(folder: Path, prompts: Sequence[Any], params: SamplingParams, **options
 
 
 def python_process(script: str) -> list[str]:
-    """The command line of another Python that finds the same tiny_vllm and these helpers."""
+    """The command line of another Python that finds the same tiny_vllm and these helpers.
+
+    Ctrl-C works there even when a shell that runs the tests in the background has switched it off.
+    """
     paths = [p for p in sys.path if p]
-    return [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{script}"]
+    begin = f"import signal, sys; sys.path[:0] = {paths!r}"
+    return [
+        sys.executable,
+        "-c",
+        f"{begin}; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}",
+    ]
