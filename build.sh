@@ -9,6 +9,7 @@
 #     server    dependencies of the HTTP server, which is not there yet
 #   PYTHON=python3.12       which Python makes the .venv (3.10 or newer; default: the first good one on PATH)
 #   CMAKE_ARGS=-DTINY_VLLM_CUDA=ON    options of CMakeLists.txt
+#   CUDAARCHS="80;90a"                GPUs to compile for; default: this machine's, and all common ones where it has none
 #
 # The first build takes about 2 minutes on 2 cores. What pip and the compiler say goes to build/logs.
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
@@ -89,6 +90,11 @@ cublas_requirement() {
     echo "nvidia-cublas-cu${version%.*}==$version.*"
   fi
 }
+
+# Where there is a GPU, kernels are compiled for it alone, unless somebody asked for others: that is much quicker.
+if [[ -z ${CUDAARCHS:-} && ${CMAKE_ARGS:-} != *CMAKE_CUDA_ARCHITECTURES* ]] && nvidia-smi -L >/dev/null 2>&1; then
+  export CUDAARCHS=native
+fi
 
 mkdir -p "$LOGS"
 if command -v flock >/dev/null; then
