@@ -327,7 +327,8 @@ __device__ Runner block_best(Runner best, double inverse_temperature) {
   return best;
 }
 
-// A row is cut among `splits` blocks, as in argmax.cu. A thread takes four tokens at a time: those of one Philox block.
+// A row is cut among `splits` blocks, or one multiprocessor alone would read it. A thread takes four tokens at a time:
+// those of one Philox block.
 __global__ void __launch_bounds__(kRaceThreads)
     race_kernel(const float* logits, const SampleRow* rows, int64_t vocab_size, bool aligned, const uint64_t* cuts,
                 int splits, float4* partials, unsigned* arrived, int32_t* tokens) {
