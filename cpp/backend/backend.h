@@ -93,6 +93,24 @@ struct SampleRow {
   double min_p = 0;
   uint64_t seed = 0;
   int64_t position = 0;
+  double repetition_penalty = 1;
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  bool last_is_output = false;  // the row's last token was generated, and does not come from the prompt
+  int32_t num_logprobs = -1;    // most likely tokens to report beside the chosen one; -1: none, nor the chosen one
+};
+
+// How often a row's request has a token: `count` times in its output, 0 when in its prompt only.
+struct TokenCount {
+  int32_t token = 0;
+  int32_t count = 0;
+};
+
+// TokenLogprob (cpp/sample) as a device writes it.
+struct DeviceLogprob {
+  int32_t token = -1;
+  float logprob = 0;
+  int32_t rank = 0;
 };
 
 class Backend {
