@@ -119,12 +119,55 @@ def test_b07_greedy_by_every_road(scale: int, dtype: str, tmp_path: Path) -> Non
         SamplingParams(top_p=0)
 
 
+def test_b10_penalties_count_the_right_tokens(tmp_path: Path) -> None:
+    """Right: repetition covers prompt and output, once; presence and frequency the output only; whoever is
+    beside such a request has nothing of it; 1.0 and 0.0 change nothing.
+
+    Greedy: what is chosen shows to within 0.01 where a logit has gone, for the rival's is planted there.
+    """
+    prompt, mate_prompt = [7, 8, 7], [7, 8] * 20
+
+    def run(name: str, planted: dict[int, float], max_tokens: int = 1, **penalties: float) -> list[int]:
+        logits = np.full(16, -9.0)
+        logits[list(planted)] = list(planted.values())
+        engine = open_engine(fixtures.write_fixed(tmp_path / name, logits))
+        alone = [engine.generate(mate_prompt, greedy(5, logprobs=16))[0]]
+        params = greedy(max_tokens, ignore_eos=True, **penalties)
+        together = engine.generate([prompt, mate_prompt], [params, greedy(5, logprobs=16)])
+        assert exact(together[1]) == exact(alone[0])
+        return tokens_of(together[0])
+
+    assert run("r1", {7: 4, 9: 1.99}, repetition_penalty=2.0) == [7]  # 4 becomes 2, once
+    assert run("r2", {7: 4, 9: 2.01}, repetition_penalty=2.0) == [9]
+    assert run("r3", {8: -4, 9: -8.01}, repetition_penalty=2.0) == [8]  # -4 becomes -8, once
+    assert run("r4", {8: -4, 9: -7.99}, repetition_penalty=2.0) == [9]
+    # 3 is not in the prompt: 4 when it is chosen first, 2 from then on.
+    assert run("r5", {3: 4, 9: 1.99}, 3, repetition_penalty=2.0) == [3, 3, 3]
+    assert run("r6", {3: 4, 9: 2.01}, 3, repetition_penalty=2.0) == [3, 9, 3]
+
+    # What is in the prompt alone costs nothing. Then 4, 3, 3, ... and 4, 3, 2, ...
+    assert run("p1", {7: 4, 9: 3.99}, presence_penalty=1.0) == [7]
+    assert run("p2", {7: 4, 9: 2.99}, 4, presence_penalty=1.0) == [7, 7, 7, 7]
+    assert run("f1", {7: 4, 9: 3.99}, frequency_penalty=1.0) == [7]
+    assert run("f2", {7: 4, 9: 2.01}, 4, frequency_penalty=1.0) == [7, 7, 9, 7]
+    assert run("f3", {7: 4, 9: 1.99}, 4, frequency_penalty=1.0) == [7, 7, 7, 9]
+
+    engine = open_engine(fixtures.write_fixed(tmp_path / "none", np.linspace(-3, 2, 16)))
+    plain = SamplingParams(seed=1, max_tokens=50, logprobs=3)
+    none = SamplingParams(
+        seed=1,
+        max_tokens=50,
+        logprobs=3,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=-0.0,
+    )
+    assert exact(engine.generate(prompt, none)[0]) == exact(engine.generate(prompt, plain)[0])
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("repetition_penalty", 2.0),
-        ("presence_penalty", 1.0),
-        ("frequency_penalty", 1.0),
         ("min_tokens", 4),
         ("logit_bias", {V: 5}),
         ("logit_bias", {"abc": 5}),
@@ -135,10 +178,8 @@ def test_b07_greedy_by_every_road(scale: int, dtype: str, tmp_path: Path) -> Non
         ("use_beam_search", True),
     ],
 )
-def test_b10_b12_b13_what_is_not_there_is_refused(field: str, value: Any) -> None:
-    """Right: penalties, min_tokens, logit_bias and stop texts are refused by name, never accepted and
-    ignored.
-    """
+def test_b12_b13_what_is_not_there_is_refused(field: str, value: Any) -> None:
+    """Right: min_tokens, logit_bias and stop texts are refused by name, never accepted and ignored."""
     with pytest.raises(InvalidRequestError, match=field):
         SamplingParams(**{field: value})
 

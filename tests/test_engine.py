@@ -340,6 +340,8 @@ def test_the_models_sampling_defaults(tmp_path: Path) -> None:
     assert set(tokens) == {2, 3}
     tokens = [t for o in engine.generate([[0]] * 20, SamplingParams()) for t in tokens_of(o)]
     assert set(tokens) == {0, 1, 2, 3}
+    fixtures.write_json(tmp_path / "generation_config.json", {"repetition_penalty": 1.5})
+    assert open_engine(tmp_path).default_sampling_params() == SamplingParams(repetition_penalty=1.5)
 
 
 # ---- step by step ------------------------------------------------------------------------------------------

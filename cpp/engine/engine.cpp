@@ -216,7 +216,8 @@ void Engine::take_rows(int64_t begin, std::span<const LogitsRow> rows, Stopwatch
   for (const LogitsRow& row : rows) {
     const Request& r = *row.request;
     const bool only_a_token =
-        row.position + 1 >= r.num_prompt_tokens && !r.params.logprobs && (r.params.n == 1 || requests_.at(r.id).forked);
+        row.position + 1 >= r.num_prompt_tokens && !r.params.logprobs &&
+                              !r.params.has_penalties() && (r.params.n == 1 || requests_.at(r.id).forked);
     if (!only_a_token) break;
     sampling.push_back({r.params.temperature, r.params.top_k, r.params.top_p, r.params.min_p, r.seed, r.num_tokens()});
   }
@@ -312,7 +313,9 @@ void Engine::take_row(const LogitsRow& row, std::span<const float> logits, std::
 }
 
 void Engine::sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs) {
-  const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()});
+  const std::span<const int32_t> tokens = request.tokens;
+  const TokenHistory history{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens)};
+  const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()}, history);
   append_token(request, token, logits, outputs);
 }
 

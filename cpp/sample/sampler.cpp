@@ -31,6 +31,10 @@ void SamplingParams::validate(int64_t vocab_size) const {
   require(top_k >= -1, "top_k", "-1 or 0 (all), or at least 1", static_cast<double>(top_k));
   require(top_p > 0 && top_p <= 1, "top_p", "in (0, 1]", top_p);
   require(min_p >= 0 && min_p <= 1, "min_p", "in [0, 1]", min_p);
+  require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty", "a finite number > 0",
+          repetition_penalty);
+  require(frequency_penalty >= -2 && frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", frequency_penalty);
+  require(presence_penalty >= -2 && presence_penalty <= 2, "presence_penalty", "in [-2, 2]", presence_penalty);
   if (max_tokens) require(*max_tokens >= 1, "max_tokens", "at least 1", static_cast<double>(*max_tokens));
   for (const auto& [field, count] : {std::pair{"logprobs", logprobs}, std::pair{"prompt_logprobs", prompt_logprobs}})
     if (count && (*count < 0 || *count > vocab_size))
@@ -49,7 +53,35 @@ int32_t argmax(std::span<const float> logits) {
   return std::isfinite(logits[best]) ? best : -1;
 }
 
-int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key) {
+float penalized(float logit, int64_t count, const SamplingParams& params) {
+  if (!std::isfinite(logit)) return logit;
+  constexpr float kMax = std::numeric_limits<float>::max(), kMin = std::numeric_limits<float>::min();
+  const float repetition = static_cast<float>(std::clamp<double>(params.repetition_penalty, kMin, kMax));
+  float x = logit > 0 ? logit / repetition : logit * repetition;
+  x -= static_cast<float>(params.frequency_penalty) * static_cast<float>(count);
+  if (count > 0) x -= static_cast<float>(params.presence_penalty);
+  return std::clamp(x, -kMax, kMax);
+}
+
+std::span<const float> Sampler::penalize(std::span<const float> logits, const SamplingParams& params,
+                                         const TokenHistory& history) {
+  penalized_.assign(logits.begin(), logits.end());
+  counts_.resize(logits.size());
+  for (int32_t token : history.output) ++counts_[token];
+  for (std::span<const int32_t> tokens : {history.prompt, history.output})
+    for (int32_t token : tokens)
+      if (int32_t& count = counts_[token]; count >= 0) {
+        penalized_[token] = penalized(logits[token], count, params);
+        count = -1;  // once is enough
+      }
+  for (std::span<const int32_t> tokens : {history.prompt, history.output})
+    for (int32_t token : tokens) counts_[token] = 0;
+  return penalized_;
+}
+
+int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
+                        const TokenHistory& history) {
+  if (params.has_penalties()) logits = penalize(logits, params, history);
   const int32_t top = argmax(logits);
   if (top < 0 || params.temperature == 0 || params.top_k == 1) return top;
 

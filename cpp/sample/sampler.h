@@ -21,9 +21,17 @@ struct RandomKey {
   int64_t position = 0;  // of the new token in its sequence
 };
 
+// The tokens that penalties look at: all of the prompt, whoever computed it, and what has been generated.
+struct TokenHistory {
+  std::span<const int32_t> prompt;
+  std::span<const int32_t> output;
+};
+
 class Sampler {
  public:
   // Chooses a token from logits (V).
+  //
+  // Penalties come first and change a copy: see penalized().
   //
   // temperature 0 and top_k 1 are greedy: the largest logit, the lowest id among equals. Otherwise the logits are
   // divided by the temperature and filtered in vLLM's order: min_p, then top_k, then top_p over what is left; the
@@ -31,7 +39,8 @@ class Sampler {
   // race: argmax of p_i / e_i with e_i ~ Exp(1), which needs no sort and no running sum and so suits every device.
   //
   // A row without probabilities has no answer: -1 is returned when it contains NaN or +infinity, or only -infinity.
-  int32_t sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key);
+  int32_t sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
+                 const TokenHistory& history = {});
 
   // The chosen token first, then the `count` most likely ones in order. logits (V).
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, int32_t chosen, int64_t count) const;
@@ -41,11 +50,22 @@ class Sampler {
     int32_t token;
     double weight;  // probability relative to the most likely token
   };
+  std::span<const float> penalize(std::span<const float> logits, const SamplingParams& params,
+                                  const TokenHistory& history);
   void keep_top_k(int64_t k);
   void keep_top_p(double p);
 
-  std::vector<Candidate> candidates_;  // kept between calls to spare the allocation
+  // Kept between calls to spare the allocation.
+  std::vector<Candidate> candidates_;
+  std::vector<float> penalized_;
+  std::vector<int32_t> counts_;  // 0 for each token between calls
 };
+
+// The logit of a token that the history has, `count` times in its output (0: in the prompt only). As in vLLM, in this
+// order: a positive logit is divided by repetition_penalty, a negative one multiplied; frequency_penalty is subtracted
+// `count` times; presence_penalty once if count is not 0. Each step is rounded to float32, and a finite logit stays
+// finite: extreme penalties lead to the largest numbers there are.
+float penalized(float logit, int64_t count, const SamplingParams& params);
 
 // The largest logit, the lowest id among equals; -1 if any logit is NaN or the largest is not finite.
 int32_t argmax(std::span<const float> logits);

@@ -306,6 +306,7 @@ class Engine:
             "top_p": g.top_p,
             "top_k": g.top_k,
             "min_p": g.min_p,
+            "repetition_penalty": g.repetition_penalty,
         }
         return SamplingParams(**{name: value for name, value in wanted.items() if value is not None})
 

@@ -10,9 +10,6 @@ from tiny_vllm import _core
 from tiny_vllm.errors import InvalidRequestError, shown
 
 _NOT_YET = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
     "stop",
     "include_stop_str_in_output",
     "bad_words",
@@ -61,6 +58,10 @@ class SamplingParams:
         top_p: draw only from the fewest tokens whose probabilities reach this sum; in (0, 1].
         top_k: draw only from this many most likely tokens; 0 or -1 means all, 1 is greedy.
         min_p: drop tokens less likely than this times the most likely one; in [0, 1].
+        repetition_penalty: for each token of the prompt or the output, divides its logit if that is positive
+            and multiplies it otherwise; more than 0, 1 changes nothing.
+        frequency_penalty: subtracted from a token's logit for each time it is in the output; in [-2, 2].
+        presence_penalty: subtracted once from the logit of each token of the output; in [-2, 2].
         seed: makes the request's random numbers repeatable, whatever else is in the batch. None or -1: drawn
             with the engine's.
         max_tokens: most tokens to generate; None means up to ``max_model_len``.
@@ -69,7 +70,9 @@ class SamplingParams:
         logprobs: report the log probability of each chosen token and of this many most likely ones.
         prompt_logprobs: the same for each prompt token but the first.
 
-    Filters apply in vLLM's order: min_p, top_k, top_p. Log probabilities are those of the raw logits.
+    As in vLLM the penalties come first, in the order above, then temperature, min_p, top_k, top_p. The history
+    is all of the prompt, cached or not, and the request's own output. Log probabilities are those of the raw
+    logits.
 
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported
@@ -84,6 +87,9 @@ class SamplingParams:
         top_p: float = 1.0,
         top_k: int = 0,
         min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
         seed: int | None = None,
         max_tokens: int | None = 16,
         ignore_eos: bool = False,
@@ -96,7 +102,14 @@ class SamplingParams:
             if name in _NOT_YET:
                 raise InvalidRequestError(f"{name} is not supported yet")
             raise InvalidRequestError(f"SamplingParams has no field {name!r}")
-        for name, number in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+        for name, number in (
+            ("temperature", temperature),
+            ("top_p", top_p),
+            ("min_p", min_p),
+            ("repetition_penalty", repetition_penalty),
+            ("frequency_penalty", frequency_penalty),
+            ("presence_penalty", presence_penalty),
+        ):
             _number(name, number)
         _integer("n", n)
         _integer("top_k", top_k)
@@ -128,6 +141,9 @@ class SamplingParams:
         self.top_p = float(top_p)
         self.top_k = top_k
         self.min_p = float(min_p)
+        self.repetition_penalty = float(repetition_penalty)
+        self.frequency_penalty = float(frequency_penalty)
+        self.presence_penalty = float(presence_penalty)
         self.seed = None if seed == -1 else seed  # as in vLLM
         self.max_tokens = max_tokens
         self.ignore_eos = ignore_eos
