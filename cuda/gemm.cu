@@ -24,8 +24,15 @@ __global__ void add_bias_kernel(const float* sums, const T* bias, Out* out, int6
 template <typename T, typename Out>
 void add_bias(const Stream& stream, const float* sums, const Tensor& bias, const Tensor& out) {
   const int64_t count = out.numel(), blocks = std::min<int64_t>((count + 255) / 256, int64_t{stream.num_sms} * 16);
-  launch(stream, "add_bias", add_bias_kernel<T, Out>, dim3(static_cast<unsigned>(blocks)), 256, 0, sums, bias.as<T>(),
+  const KernelWork work("add_bias", count * int64_t{sizeof(float) + sizeof(Out)} + bias.nbytes());
+  launch(stream, work, add_bias_kernel<T, Out>, dim3(static_cast<unsigned>(blocks)), 256, 0, sums, bias.as<T>(),
          out.as<Out>(), count, out.shape[1]);
+}
+
+// Each matrix moves once, and the tensor cores multiply and add M · N · K times.
+KernelWork product(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+  const int64_t bias_bytes = bias.defined() ? bias.nbytes() : 0;
+  return {"gemm", x.nbytes() + weight.nbytes() + bias_bytes + out.nbytes(), 2 * out.numel() * x.shape[1]};
 }
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -101,10 +108,11 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
   const auto m = static_cast<int>(x.shape[0]), k = static_cast<int>(x.shape[1]), n = static_cast<int>(weight.shape[0]);
   const float alpha = 1, beta = 0;
-  const ProfilerRange range("gemm");
-  TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
-                             k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
-                             CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+  profiled(stream_, product(x, weight, Tensor(), out), [&] {
+    TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
+                               k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
+                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+  });
 }
 
 // The same product by cublasLt, which adds the bias to the float32 sums before it rounds them. (GemmEx could add to an
@@ -113,8 +121,10 @@ void Gemm::multiply_and_add(const Tensor& x, const Tensor& weight, const Tensor&
   const Plan& p = plan(x.shape[0], weight.shape[0], x.shape[1], x.dtype);
   TV_CUBLAS(cublas().lt_desc_set(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data, sizeof bias.data));
   const float alpha = 1, beta = 0;
-  TV_CUBLAS(cublas().lt_matmul(lt_, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c, out.data, p.c,
-                               &p.algo, workspace_, kWorkspaceBytes, stream_.handle));
+  profiled(stream_, product(x, weight, bias, out), [&] {
+    TV_CUBLAS(cublas().lt_matmul(lt_, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c, out.data,
+                                 p.c, &p.algo, workspace_, kWorkspaceBytes, stream_.handle));
+  });
 }
 
 const Gemm::Plan& Gemm::plan(int64_t m, int64_t n, int64_t k, DType dtype) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cuda_check.h"
+#include "kernel_timer.h"
 
 namespace tiny_vllm {
 
@@ -16,6 +17,7 @@ struct Stream {
   bool dependent_launch = false;  // compute capability 9.0 and newer
   bool has_wgmma = false;         // compute capability 9.0, and code for 9.0a in this build
   int num_sms = 0;
+  KernelTimer* timer = nullptr;  // when every launch is to be timed; dependent_launch is false then
 };
 
 // Every kernel calls this before it touches memory that another kernel wrote or reads, even if it does not care: the
@@ -42,11 +44,19 @@ class ProfilerRange {
   ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
+// Calls put_into_stream(), which launches `work`, in sight of the profilers.
+template <typename Fn>
+void profiled(const Stream& stream, const KernelWork& work, Fn&& put_into_stream) {
+  const ProfilerRange range(work.name);
+  if (stream.timer) stream.timer->start(stream.handle, work);
+  put_into_stream();
+  if (stream.timer) stream.timer->stop(stream.handle);
+}
+
 template <typename... Params, typename... Args>
-void launch(const Stream& stream, const char* name, void (*kernel)(Params...), dim3 blocks, int threads,
+void launch(const Stream& stream, const KernelWork& work, void (*kernel)(Params...), dim3 blocks, int threads,
             size_t shared_bytes, Args&&... args) {
   if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) return;  // nothing to do is not an error
-  const ProfilerRange range(name);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -57,7 +67,9 @@ void launch(const Stream& stream, const char* name, void (*kernel)(Params...), d
   config.stream = stream.handle;
   config.attrs = &attribute;
   config.numAttrs = stream.dependent_launch ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...), name);
+  profiled(stream, work, [&] {
+    check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...), work.name);
+  });
 }
 
 }  // namespace tiny_vllm

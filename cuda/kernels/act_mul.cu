@@ -52,7 +52,8 @@ void act_mul(const Stream& stream, const T* gate_up, Activation activation, T* o
   constexpr int kThreads = 256, kSize = Vector<T>::kSize;
   const auto run = [&](auto kernel, int64_t count) {
     const int64_t blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, int64_t{stream.num_sms} * 16);
-    launch(stream, "act_mul", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, gate_up, activation, out, rows,
+    const KernelWork work("act_mul", 3 * rows * width * int64_t{sizeof(T)});
+    launch(stream, work, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, gate_up, activation, out, rows,
            width);
   };
   if (width % kSize == 0) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "kernels/attention_tile.h"
+#include "kernels/attention_work.h"
 #include "kernels/kernels.h"
 
 namespace tiny_vllm {
@@ -234,7 +235,7 @@ void run(const Stream& stream, const DecodeArgs& args) {
   TV_CUDA(
       cudaFuncSetAttribute(attention_decode_kernel<DP>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const AttentionShape& s = args.attention.shape;
-  launch(stream, "attention_decode", attention_decode_kernel<DP>,
+  launch(stream, attention_work(stream, "attention_decode", args.attention, Queries::kOne), attention_decode_kernel<DP>,
          dim3(static_cast<unsigned>(args.attention.num_requests),
               static_cast<unsigned>(s.num_kv_heads * args.num_row_tiles), static_cast<unsigned>(args.num_splits)),
          C::kWarps * kWarp, C::kSharedBytes, args);

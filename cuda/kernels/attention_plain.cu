@@ -3,6 +3,7 @@
 //
 // qkv (T, (H+2Hk)·Dh), cache (NB, Hk, BS, Dh) -> out (T, H·Dh). Each query head reads its keys by itself, so the cache
 // is read H / Hk times over (from L2): 4 · Dh · context bytes a row and head in float32.
+#include "kernels/attention_work.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock) attention_plain_kernel(
 template <typename T>
 void attention_plain(const Stream& stream, const AttentionArgs<T>& args) {
   const int64_t items = args.num_tokens * args.shape.num_heads;
-  launch(stream, "attention_plain", attention_plain_kernel<T>,
+  launch(stream, attention_work(stream, "attention_plain", args, Queries::kAll), attention_plain_kernel<T>,
          dim3(static_cast<unsigned>((items + kWarpsPerBlock - 1) / kWarpsPerBlock)), kWarp * kWarpsPerBlock, 0, args);
 }
 

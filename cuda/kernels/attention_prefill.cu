@@ -10,6 +10,7 @@
 // A chunk of a prompt, the rest after a prefix hit and a recomputation differ only in context_len - tokens, the
 // position of the first query. Work: 4 · Dh operations for each visible pair of query and key.
 #include "kernels/attention_tile.h"
+#include "kernels/attention_work.h"
 #include "kernels/kernels.h"
 
 namespace tiny_vllm {
@@ -174,7 +175,7 @@ void run(const Stream& stream, const AttentionArgs<bfloat16>& args) {
   TV_CUDA(
       cudaFuncSetAttribute(attention_prefill_kernel<DP>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
   const int64_t tiles = args.num_tokens * args.group() / C::kRows + args.num_requests;
-  launch(stream, "attention_prefill", attention_prefill_kernel<DP>,
+  launch(stream, attention_work(stream, "attention_prefill", args, Queries::kSeveral), attention_prefill_kernel<DP>,
          dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(args.shape.num_kv_heads)), kWarps * kWarp,
          C::kSharedBytes, args);
 }

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "kernels/attention_tile.h"
+#include "kernels/attention_work.h"
 #include "kernels/barrier.h"
 #include "kernels/kernels.h"
 #include "kernels/warpgroup.h"
@@ -284,9 +285,9 @@ void run(const Stream& stream, const AttentionArgs<bfloat16>& args) {
   const CUtensorMap keys = matrix_map(args.keys, cache_rows, DP, piece);
   const CUtensorMap values = matrix_map(args.values, cache_rows, DP, piece);
   const int64_t tiles = args.num_tokens * args.group() / C::kRows + args.num_requests;
-  launch(stream, "attention_prefill_hopper", attention_prefill_hopper_kernel<DP>,
-         dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(s.num_kv_heads)), C::kThreads, C::kSharedBytes, args,
-         keys, values, static_cast<int>(piece));
+  launch(stream, attention_work(stream, "attention_prefill_hopper", args, Queries::kSeveral),
+         attention_prefill_hopper_kernel<DP>, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(s.num_kv_heads)),
+         C::kThreads, C::kSharedBytes, args, keys, values, static_cast<int>(piece));
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ void gather_rows(const Stream& stream, const void* x, const int32_t* rows, void*
   const auto run = [&]<typename V>(V) {
     const int64_t width = row_bytes / static_cast<int64_t>(sizeof(V));
     const int threads = width >= 256 ? 256 : 64;
-    launch(stream, "gather_rows", gather_rows_kernel<V>, dim3(static_cast<unsigned>(n)), threads, 0,
-           static_cast<const V*>(x), rows, static_cast<V*>(out), width);
+    launch(stream, {"gather_rows", 2 * n * row_bytes}, gather_rows_kernel<V>, dim3(static_cast<unsigned>(n)), threads,
+           0, static_cast<const V*>(x), rows, static_cast<V*>(out), width);
   };
   if (row_bytes % 16 == 0) {
     run(uint4{});

@@ -52,7 +52,8 @@ struct AttentionArgs {
   AttentionShape shape;
   const T* keys = nullptr;
   const T* values = nullptr;
-  T* out = nullptr;  // (T, H·Dh)
+  T* out = nullptr;                 // (T, H·Dh)
+  const StepBatch* host = nullptr;  // the step, on the host: for attention_work() alone, and null where nobody profiles
 
   int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
 };
@@ -76,6 +77,25 @@ DecodeScratch attention_decode_scratch(const Stream& stream, int64_t num_request
                                        const AttentionShape& shape);
 void attention_decode(const Stream& stream, const AttentionArgs<bfloat16>& args, float* partials, unsigned* counters);
 
+// Changes logits as Sampler (cpp/sample) does before it samples. Rows whose penalties change nothing are left alone.
+struct PenaltyArgs {
+  float* logits = nullptr;               // (n, V)
+  const SampleRow* rows = nullptr;       // (n)
+  const TokenCount* counts = nullptr;    // each token of a row once, but for what its last token adds
+  const int32_t* starts = nullptr;       // (n+1) row r has counts [starts[r], starts[r + 1])
+  const int32_t* last_tokens = nullptr;  // (n) one more token of the row: of its output or its prompt, as
+                                         //     rows[r].last_is_output says; negative: none
+  float* saved = nullptr;                // one for each element of counts, and n more; restore() reads it
+  int64_t n = 0;
+  int64_t vocab_size = 0;
+};
+inline __host__ __device__ bool has_penalties(const SampleRow& row) {
+  return row.repetition_penalty != 1 || row.frequency_penalty != 0 || row.presence_penalty != 0;
+}
+void penalize(const Stream& stream, const PenaltyArgs& args);
+// Takes penalize() back, to the last bit. The arguments must be the same, and so must what they point to.
+void restore(const Stream& stream, const PenaltyArgs& args);
+
 // A token for each row of logits, as Sampler (cpp/sample) chooses it; -1 where there is no answer.
 struct SamplingArgs {
   const float* logits = nullptr;    // (n, V)
@@ -93,6 +113,20 @@ __host__ __device__ inline bool has_filter(const SampleRow& row, int64_t vocab_s
 }
 int64_t sampling_partial_bytes(const Stream& stream, int64_t n);
 void sample_rows(const Stream& stream, const SamplingArgs& args);
+
+// What Sampler::logprobs (cpp/sample) reports of each row: the chosen token, then the most likely ones in order, as
+// many as rows[r].num_logprobs says, or all of the vocabulary. The rest of a row of `out` is left as it was, and so is
+// all of it where num_logprobs or the token is negative.
+constexpr int kMaxLogprobs = 64;  // num_logprobs is not larger
+struct LogprobsArgs {
+  const float* logits = nullptr;    // (n, V)
+  const SampleRow* rows = nullptr;  // (n)
+  const int32_t* tokens = nullptr;  // (n)
+  int64_t n = 0;
+  int64_t vocab_size = 0;
+  DeviceLogprob* out = nullptr;  // (n, kMaxLogprobs + 1)
+};
+void logprobs(const Stream& stream, const LogprobsArgs& args);
 
 // x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N), for a few rows and K a multiple of 8.
 bool gemv_takes(int64_t m, int64_t n, int64_t k);

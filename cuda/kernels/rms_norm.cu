@@ -4,7 +4,7 @@
 // Zhang and Sennrich, arXiv 1910.07467.
 //
 // A row is read once: it stays in registers between the sum of squares and the scaling.
-// Bytes moved: 2 · rows · D elements; with a residual 4 · rows · D.
+// Bytes moved: 2 · rows · D elements, and the D of the weight; with a residual 4 · rows · D.
 #include <algorithm>
 
 #include "kernels/device.h"
@@ -95,14 +95,15 @@ void rms_norm(const Stream& stream, T* residual, const T* x, const T* weight, fl
               int64_t dim) {
   constexpr int64_t kSize = Vector<T>::kSize;
   const dim3 blocks(static_cast<unsigned>(rows));
+  const KernelWork work(residual ? "add_rms_norm" : "rms_norm",
+                        (residual ? 4 : 2) * rows * dim * int64_t{sizeof(T)} + dim * int64_t{sizeof(T)});
   if (dim % kSize == 0 && dim <= kMaxVectors * 1024 * kSize) {
     const int64_t vectors = dim / kSize;
     const int threads = std::min(vectors <= 1024 ? round_up_to_warps(vectors) : 1024, 1024);
-    launch(stream, "rms_norm", rms_norm_kernel<T>, blocks, threads, 0, residual, x, weight, eps, out,
-           static_cast<int>(dim));
+    launch(stream, work, rms_norm_kernel<T>, blocks, threads, 0, residual, x, weight, eps, out, static_cast<int>(dim));
   } else {
-    launch(stream, "rms_norm", rms_norm_any_kernel<T>, blocks, std::min(1024, round_up_to_warps(dim)), 0, residual, x,
-           weight, eps, out, dim);
+    launch(stream, work, rms_norm_any_kernel<T>, blocks, std::min(1024, round_up_to_warps(dim)), 0, residual, x, weight,
+           eps, out, dim);
   }
 }
 

@@ -90,7 +90,9 @@ void run(const Stream& stream, const RopeAndCacheArgs<T>& args) {
   int lanes = 1;
   while (lanes < vectors && lanes < kWarp) lanes *= 2;
   const int64_t items = args.num_tokens * (args.shape.num_heads + 2 * args.shape.num_kv_heads);
-  launch(stream, "rope_and_cache", rope_and_cache_kernel<T, N>,
+  const int64_t bytes =
+      args.num_tokens * args.shape.head_dim * 4 + 2 * items * args.shape.head_dim * static_cast<int64_t>(sizeof(T));
+  launch(stream, {"rope_and_cache", bytes}, rope_and_cache_kernel<T, N>,
          dim3(static_cast<unsigned>((items * lanes + kThreads - 1) / kThreads)), kThreads, 0, args, lanes);
 }
 
