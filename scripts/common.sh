@@ -50,12 +50,15 @@ The whole output is in $log"
 # cmake and ninja come with the .venv, so that their version does not depend on the system.
 cmake_venv() { PATH="$VENV/bin:$PATH" "$VENV/bin/cmake" "$@"; }
 
-# prepare_profile TOOL WHERE-FROM SCENARIO: ends with one sentence when the scenario, the tool or a GPU is missing.
+# check_scenario SCENARIO: ends with the usage when it is none of `tiny-vllm bench`.
+check_scenario() {
+  [[ ${1:-} ]] || wrong_use "a scenario is missing"
+  [[ $1 =~ ^(prefill|decode-1|decode-64)$ ]] || wrong_use "no scenario is called $1"
+}
+
+# prepare_profile: builds, and ends with one sentence when there is no GPU.
 prepare_profile() {
-  local tool=$1 where=$2 scenario=${3:-} reason
-  [[ $scenario ]] || wrong_use "a scenario is missing"
-  [[ $scenario =~ ^(prefill|decode-1|decode-64)$ ]] || wrong_use "no scenario is called $scenario"
-  command -v "$tool" >/dev/null || die "$tool is missing: install $where, and put it on PATH."
+  local reason
   "$ROOT/build.sh"
   reason=$("$PY" -c 'from tiny_vllm import _core; print(_core.cuda_devices()[1])')
   [[ -z $reason ]] || die "There is no GPU to profile: $reason."

@@ -87,20 +87,82 @@ def test_wrong_use_is_answered_with_the_usage(
     assert not (bare / "build").exists()
 
 
+def test_without_ncu_there_is_one_sentence(bare: Path, tmp_path: Path) -> None:
+    done = call(bare / "ncu.sh", "decode-64", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ncu is missing: install Nsight Compute")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def pretend_it_is_built(bare: Path, why_no_gpu: str) -> None:
+    """A build.sh that does nothing, and a Python that says why there is no GPU, or how it was called."""
+    (bare / "build.sh").write_text("#!/usr/bin/env bash\n")
+    python = bare / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f"#!/usr/bin/env bash\nif [[ $1 == -c ]]; then echo '{why_no_gpu}'; else printf '%s\\n' \"$@\"; fi\n"
+    )
+    python.chmod(0o755)
+
+
+def test_without_nsys_the_engine_profiles_itself(bare: Path, tmp_path: Path) -> None:
+    pretend_it_is_built(bare, "")
+    done = call(bare / "nsys.sh", "decode-64", "--model", "a b", cwd=tmp_path)
+    timeline = bare / "build/profiles/decode-64.json"
+    assert done.returncode == 0
+    assert done.stderr.startswith("nsys is missing (Nsight Systems: ")
+    assert done.stderr.endswith(f"Instead, the engine times its kernels itself: {timeline}\n")
+    expected = ["-m", "tiny_vllm", "bench", "decode-64", "--device", "cuda", "--model", "a b"]
+    assert done.stdout.splitlines() == [*expected, "--profile", str(timeline)]
+    assert timeline.parent.is_dir()
+
+
+def test_with_nsys_it_is_used(bare: Path, tmp_path: Path) -> None:
+    pretend_it_is_built(bare, "")
+    call(bare / "nsys.sh", "--help", cwd=tmp_path)  # makes the tools
+    (tmp_path / "tools/nsys").write_text('#!/usr/bin/env bash\necho "nsys $*"\n')
+    (tmp_path / "tools/nsys").chmod(0o755)
+    done = call(bare / "nsys.sh", "prefill", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [
+        ["nsys", "profile"],
+        ["nsys", "stats"],
+    ]
+    assert "--profile" not in done.stdout
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_without_a_gpu_there_is_nothing_to_profile(bare: Path, tmp_path: Path, tool: str) -> None:
+    pretend_it_is_built(bare, "no driver")
+    call(bare / "nsys.sh", "--help", cwd=tmp_path)
+    if tool == "ncu":
+        (tmp_path / "tools/ncu").write_text("#!/usr/bin/env bash\n")
+        (tmp_path / "tools/ncu").chmod(0o755)
+    done = call(bare / f"{tool}.sh", "prefill", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "There is no GPU to profile: no driver."
+
+
 @pytest.mark.parametrize(
-    ("script", "scenario", "expected"),
+    ("arguments", "expected"),
     [
-        ("nsys.sh", "prefill", "nsys is missing: install Nsight Systems"),
-        ("ncu.sh", "decode-64", "ncu is missing: install Nsight Compute"),
+        (["decode-1"], ["--nvtx", "--nvtx-include", "decode/"]),
+        (["prefill", "attention.*"], ["--nvtx", "--kernel-name", "regex:attention.*"]),
     ],
 )
-def test_a_missing_profiler_is_one_sentence(
-    bare: Path, tmp_path: Path, script: str, scenario: str, expected: str
+def test_ncu_takes_a_step_or_the_kernels_of_a_name(
+    bare: Path, tmp_path: Path, arguments: list[str], expected: list[str]
 ) -> None:
-    done = call(bare / script, scenario, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(expected)
-    assert len(done.stderr.splitlines()) == 1
+    pretend_it_is_built(bare, "")
+    call(bare / "ncu.sh", "--help", cwd=tmp_path)
+    (tmp_path / "tools/ncu").write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "tools/ncu").chmod(0o755)
+    done = call(bare / "ncu.sh", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = done.stdout.splitlines()
+    at = options.index("--nvtx")
+    assert options[at : at + len(expected)] == expected
+    assert options[options.index("--clock-control") + 1] == "none"
 
 
 @pytest.mark.parametrize(
