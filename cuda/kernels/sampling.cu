@@ -16,23 +16,10 @@
 
 #include "kernels/device.h"
 #include "kernels/kernels.h"
+#include "kernels/selection.h"
 
 namespace tiny_vllm {
 namespace {
-
-// The place of a token in the order, as a number that is larger for earlier tokens: 32 bits that grow with the logit,
-// then 32 bits that fall with the id. Not for NaN. Never 0.
-__device__ __forceinline__ uint32_t key_of(float logit) {
-  if (logit == 0) logit = 0.0f;  // -0 equals 0
-  const uint32_t bits = __float_as_uint(logit);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float logit_of(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
-__device__ __forceinline__ uint64_t rank_of(float logit, int64_t id) {
-  return uint64_t{key_of(logit)} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
-}
 
 // Below this temperature only equal logits still compete (but for logits as small as 1e-35), and 1 / temperature would
 // leave the range of float.
@@ -41,128 +28,7 @@ __device__ __forceinline__ double temperature_of(const SampleRow& row) { return 
 // ---- the cut
 // ---------------------------------------------------------------------------------------------------------
 
-constexpr int kCutThreads = 1024;
-constexpr int kDigits = 2048;  // two a thread
-constexpr int kListed = 3072;
 constexpr int kTopPListed = 512;
-
-struct CutRoom {
-  uint32_t low[kDigits], high[kDigits];  // for each digit, a 64-bit sum in two halves
-  uint64_t list[kListed];
-  uint64_t sums[kWarp];
-  uint64_t before, within;
-  int digit;
-  int listed;
-  uint32_t max_key, floor_key;
-};
-
-// Adds to a digit's sum. The sums are integers because their order of arrival is up to chance: integers add up to the
-// same in any order, and so the same row always has the same cut.
-__device__ __forceinline__ void add_to_digit(CutRoom& room, uint32_t digit, uint64_t x) {
-  const uint32_t low = static_cast<uint32_t>(x);
-  const uint32_t carry = atomicAdd(&room.low[digit], low) > 0xffffffffu - low;
-  const uint32_t high = static_cast<uint32_t>(x >> 32) + carry;
-  if (high) atomicAdd(&room.high[digit], high);
-}
-
-__device__ __forceinline__ uint64_t warp_scan(uint64_t x) {
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const uint64_t other = __shfl_up_sync(~0u, static_cast<unsigned long long>(x), offset);
-    if (threadIdx.x % kWarp >= offset) x += other;
-  }
-  return x;
-}
-
-// The sum over this thread and those before it; in `total` over all of the block.
-__device__ __forceinline__ uint64_t block_scan(CutRoom& room, uint64_t x, uint64_t& total) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  x = warp_scan(x);
-  __syncthreads();  // the sums may still be read from the last time
-  if (lane == kWarp - 1) room.sums[warp] = x;
-  __syncthreads();
-  const unsigned long long warps = warp_scan(room.sums[lane]);  // 32 warps: a lane for each
-  total = __shfl_sync(~0u, warps, kWarp - 1);
-  const uint64_t before = __shfl_sync(~0u, warps, max(warp - 1, 0));
-  return warp == 0 ? x : before + x;
-}
-
-// Where tokens are read from: the row, or a list of ranks in shared memory.
-struct Tokens {
-  const float* row;
-  int64_t vocab_size;
-  const uint64_t* list;
-  int listed;  // negative: read the row
-
-  template <typename Fn>
-  __device__ __forceinline__ void for_each(Fn fn) const {
-    if (listed >= 0) {
-      for (int i = threadIdx.x; i < listed; i += kCutThreads) fn(list[i]);
-      return;
-    }
-    constexpr int kAtOnce = 8;  // loads under way
-    for (int64_t begin = threadIdx.x; begin < vocab_size; begin += kAtOnce * kCutThreads) {
-      float x[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int64_t i = begin + j * kCutThreads;
-        x[j] = i < vocab_size ? row[i] : 0.0f;
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int64_t i = begin + j * kCutThreads;
-        if (i < vocab_size) fn(rank_of(x[j], i));
-      }
-    }
-  }
-};
-
-// Goes through the tokens with at least rank `cut` in order, adding up their measure, until the sum reaches `wanted`
-// (at least 1), and moves the cut behind that token. False when the sum never does; the cut then stays. The new cut
-// says nothing about ranks between the old and the new one that are not among the tokens.
-//
-// Nothing is sorted: a histogram of the measure over the highest digit of the ranks shows which digit the wanted token
-// has, then one over the next digit of the tokens with that first digit, and so on (radix selection). The last three
-// digits are those of the id; they are needed only when a part of several equal logits is kept.
-template <typename Measure>
-__device__ bool move_cut(CutRoom& room, const Tokens& tokens, uint64_t& cut, uint64_t wanted, Measure measure) {
-  uint64_t prefix = 0, before = 0;  // the digits found so far, and the sum over all tokens before those that have them
-  int shift = 64;
-  while (shift > 0) {
-    const int width = shift % 32 == 10 ? 10 : 11;  // the key has 32 bits, and so has the id: 11 + 11 + 10
-    shift -= width;
-    for (int i = threadIdx.x; i < kDigits; i += kCutThreads) room.low[i] = room.high[i] = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) room.digit = -1;  // everyone has read the last one
-    tokens.for_each([&](uint64_t rank) {
-      if (rank >= cut && rank >> shift >> width == prefix)
-        add_to_digit(room, static_cast<uint32_t>(rank >> shift) & ((1u << width) - 1), measure(rank));
-    });
-    __syncthreads();
-
-    // Thread 0 has the two largest digits, thread 1 the next two.
-    const int larger = kDigits - 1 - 2 * static_cast<int>(threadIdx.x), smaller = larger - 1;
-    const uint64_t at_larger = uint64_t{room.high[larger]} << 32 | room.low[larger];
-    const uint64_t at_smaller = uint64_t{room.high[smaller]} << 32 | room.low[smaller];
-    uint64_t total;
-    const uint64_t end = before + block_scan(room, at_larger + at_smaller, total);
-    const uint64_t middle = end - at_smaller, begin = middle - at_larger;
-    if (begin < wanted && wanted <= end) {  // at most one thread
-      const bool at_first = wanted <= middle;
-      room.digit = at_first ? larger : smaller;
-      room.before = at_first ? begin : middle;
-      room.within = at_first ? at_larger : at_smaller;
-    }
-    __syncthreads();
-    if (room.digit < 0) return false;
-    prefix = prefix << width | static_cast<uint32_t>(room.digit);
-    before = room.before;
-    // No token with this prefix measures less than the lowest one possible. If the sum without so much is too little,
-    // the last of them is wanted, and with it all.
-    if (wanted + measure(prefix << shift) > before + room.within) break;
-  }
-  cut = max(cut, prefix << shift);
-  return true;
-}
 
 // The smallest key whose weight is at least min_p, for a warp: seven rounds in which each lane tries a key, in float64
 // as the CPU computes it.
@@ -179,9 +45,10 @@ __device__ uint32_t find_floor(float max_logit, double temperature, double min_p
 }
 
 // One block a row. `one` is what the weight 1 counts in integer sums: large, but V times as much fits into 63 bits.
-__global__ void __launch_bounds__(kCutThreads)
+__global__ void __launch_bounds__(kSelectionThreads)
     find_cuts_kernel(const float* logits, const SampleRow* rows, int64_t vocab_size, float one, uint64_t* cuts) {
-  __shared__ CutRoom room;
+  __shared__ SelectionRoom room;
+  __shared__ uint32_t floor_key;
   let_next_kernel_start();
   wait_for_previous_kernel();
   const SampleRow row = rows[blockIdx.x];
@@ -190,59 +57,39 @@ __global__ void __launch_bounds__(kCutThreads)
   if (!has_filter(row, vocab_size)) return;
   const bool has_top_k = row.top_k > 0 && row.top_k < vocab_size, has_top_p = row.top_p < 1;
 
-  // Each thread's best token, and the best of them.
   const Tokens whole_row{logits + blockIdx.x * vocab_size, vocab_size, nullptr, -1};
-  if (threadIdx.x == 0) {
-    room.max_key = 0;
-    room.listed = 0;
-  }
-  uint64_t best = 0;
-  whole_row.for_each([&](uint64_t rank) { best = max(best, rank); });
-  __syncthreads();
-  const uint32_t warp_max = __reduce_max_sync(~0u, static_cast<uint32_t>(best >> 32));
-  if (threadIdx.x % kWarp == 0) atomicMax(&room.max_key, warp_max);
-  room.list[threadIdx.x] = best;
-  __syncthreads();
+  find_best(room, whole_row);
   const float max_logit = logit_of(room.max_key);
   if (!(fabsf(max_logit) <= FLT_MAX)) return;  // the race will say that there is no answer
 
   if (row.min_p > 0) {
     if (threadIdx.x < kWarp) {
       const uint32_t floor = find_floor(max_logit, temperature_of(row), row.min_p);
-      if (threadIdx.x == 0) room.floor_key = floor;
+      if (threadIdx.x == 0) floor_key = floor;
     }
     __syncthreads();
-    cut = uint64_t{room.floor_key} << 32;
+    cut = uint64_t{floor_key} << 32;
   }
 
   const float inverse_temperature = static_cast<float>(1 / temperature_of(row));
-  const auto count = [](uint64_t) -> uint64_t { return 1; };
   const auto weight = [&](uint64_t rank) -> uint64_t {
-    const float x = logit_of(static_cast<uint32_t>(rank >> 32));
+    const float x = logit_of(key_in(rank));
     return __float2ull_rn(expf((x - max_logit) * inverse_temperature) * one);
   };
   if (has_top_k || has_top_p) {
-    // Usually few tokens are kept, and then they fit into a list. The k-th best of the threads' best tokens is a bound:
-    // the k best tokens are not behind it, and not many others are before it. For top_p alone 512 is a guess.
+    // Usually few tokens are kept, and then they fit into a list. For top_p alone the length of the list is a guess.
     uint64_t bound = cut;
-    move_cut(room, {nullptr, 0, room.list, kCutThreads}, bound, has_top_k ? row.top_k : kTopPListed, count);
-    __syncthreads();  // the list is read no more
+    bound_best(room, bound, has_top_k ? row.top_k : kTopPListed);
     uint64_t sum = 0;
     whole_row.for_each([&](uint64_t rank) {
       if (rank >= cut && has_top_p && !has_top_k) sum += weight(rank);
-      if (rank < bound) return;
-      const int place = atomicAdd(&room.listed, 1);
-      if (place < kListed) room.list[place] = rank;
+      if (rank >= bound) add_to_list(room, rank);
     });
     __syncthreads();
-    Tokens tokens = whole_row;
-    if (room.listed <= kListed) {
-      tokens.list = room.list;
-      tokens.listed = room.listed;
-    }
+    const Tokens tokens = listed_tokens(room, whole_row);
     if (has_top_k) {
       cut = bound;
-      move_cut(room, tokens, cut, row.top_k, count);
+      move_cut(room, tokens, cut, row.top_k, CountTokens{});
     }
     if (has_top_p) {
       if (has_top_k) tokens.for_each([&](uint64_t rank) { sum += rank >= cut ? weight(rank) : 0; });
@@ -417,8 +264,8 @@ void sample_rows(const Stream& stream, const SamplingArgs& args) {
   if (args.cuts) {
     int bits = 62;
     for (int64_t v = args.vocab_size; v > 0; v /= 2) --bits;
-    launch(stream, "find_cuts", find_cuts_kernel, dim3(static_cast<unsigned>(args.n)), kCutThreads, 0, args.logits,
-           args.rows, args.vocab_size, static_cast<float>(int64_t{1} << bits), args.cuts);
+    launch(stream, "find_cuts", find_cuts_kernel, dim3(static_cast<unsigned>(args.n)), kSelectionThreads, 0,
+           args.logits, args.rows, args.vocab_size, static_cast<float>(int64_t{1} << bits), args.cuts);
   }
   const int splits = race_splits(stream, args.n);
   const bool aligned = args.vocab_size % 4 == 0 && reinterpret_cast<uintptr_t>(args.logits) % 16 == 0;
