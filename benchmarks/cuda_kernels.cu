@@ -1,20 +1,26 @@
 // Times each CUDA kernel alone, at the sizes of Llama-3.2-1B, beside what the GPU's memory and tensor cores allow.
 //
+// benchmarks/kernels.py builds it, runs it and makes a table of what it finds. By hand:
+//
 //   cmake -S . -B build/bench -G Ninja -DTINY_VLLM_BUILD_BENCHMARKS=ON
 //   cmake --build build/bench --target cuda_kernels
-//   build/bench/cuda_kernels [results.json] [WORD...]      only those with one of the words in their name
+//   build/bench/cuda_kernels [results.json] [--commit=NAME] [WORD...]    only those with one of the words in their name
 //
 // Each row is the median of 20 replays of a CUDA graph that holds 20 calls. Inputs rotate through memory that is larger
-// than the L2 cache where the real ones would not be in it.
+// than the L2 cache where the real ones would not be in it. Bytes are those that must move: the formula is at the head
+// of each kernel's file.
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/build_info.h"
 #include "gemm.h"
+#include "graph.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 
@@ -23,13 +29,40 @@ namespace {
 
 constexpr int kCalls = 20, kReplays = 20;
 
-__global__ void fill_kernel(bfloat16* p, int64_t n, float scale) {
+template <typename T>
+__global__ void fill_kernel(T* p, int64_t n, float scale) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += int64_t{gridDim.x} * blockDim.x) {
     uint32_t h = static_cast<uint32_t>(i) * 2654435761u;
     h ^= h >> 13;
     h *= 0x5bd1e995u;
     h ^= h >> 15;
-    p[i] = round_to<bfloat16>((static_cast<float>(h & 0xffff) / 32768 - 1) * scale);
+    p[i] = round_to<T>((static_cast<float>(h & 0xffff) / 32768 - 1) * scale);
+  }
+}
+
+// The two ways to be bound by memory: reading alone, and reading as much as is written. Four vectors a thread in
+// flight.
+constexpr int kUnroll = 4;
+__global__ void read_kernel(const uint4* from, int64_t n, uint32_t* out) {
+  uint32_t sum = 0;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x * kUnroll + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x * kUnroll) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const uint4 v = from[i + u * blockDim.x];
+      sum ^= v.x ^ v.y ^ v.z ^ v.w;
+    }
+  }
+  if (sum == 0x12345678) *out = sum;  // so that the compiler keeps the loop
+}
+__global__ void copy_kernel(const uint4* from, int64_t n, uint4* to) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x * kUnroll + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x * kUnroll) {
+    uint4 v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) v[u] = from[i + u * blockDim.x];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) to[i + u * blockDim.x] = v[u];
   }
 }
 
@@ -54,11 +87,13 @@ struct Bench {
     void* p = nullptr;
     TV_CUDA(cudaMalloc(&p, static_cast<size_t>(n) * sizeof(T)));
     TV_CUDA(cudaMemset(p, 0, static_cast<size_t>(n) * sizeof(T)));
+    TV_CUDA(cudaDeviceSynchronize());  // the stream does not wait for the default one
     memory.push_back(p);
     return static_cast<T*>(p);
   }
-  bfloat16* random(int64_t n, float scale = 1) {
-    bfloat16* p = allocate<bfloat16>(n);
+  template <typename T = bfloat16>
+  T* random(int64_t n, float scale = 1) {
+    T* p = allocate<T>(n);
     fill_kernel<<<1024, 256>>>(p, n, scale);
     TV_CUDA(cudaGetLastError());
     TV_CUDA(cudaDeviceSynchronize());
@@ -75,45 +110,80 @@ struct Bench {
     memory.clear();
   }
 
-  // fn(i) is call i of kCalls.
-  void time(const std::string& name, double bytes, double flops, const std::function<void(int)>& fn) {
-    const auto is_in_name = [&](const std::string& word) { return name.find(word) != std::string::npos; };
-    if (!words.empty() && std::none_of(words.begin(), words.end(), is_in_name)) return;
+  // Microseconds of a call. fn(i) is call i of kCalls.
+  double measure(const std::function<void(int)>& fn) {
     for (int i = 0; i < 3; ++i) fn(i);
     TV_CUDA(cudaStreamSynchronize(stream.handle));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    TV_CUDA(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < kCalls; ++i) fn(i);
-    TV_CUDA(cudaStreamEndCapture(stream.handle, &graph));
-    TV_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    const Graph graph(stream.handle, [&] {
+      for (int i = 0; i < kCalls; ++i) fn(i);
+    });
     cudaEvent_t start, stop;
     TV_CUDA(cudaEventCreate(&start));
     TV_CUDA(cudaEventCreate(&stop));
     std::vector<float> times;
     for (int i = 0; i < kReplays + 3; ++i) {
       TV_CUDA(cudaEventRecord(start, stream.handle));
-      TV_CUDA(cudaGraphLaunch(exec, stream.handle));
+      graph.launch(stream.handle);
       TV_CUDA(cudaEventRecord(stop, stream.handle));
       TV_CUDA(cudaEventSynchronize(stop));
       float ms = 0;
       TV_CUDA(cudaEventElapsedTime(&ms, start, stop));
       if (i >= 3) times.push_back(ms * 1e3f / kCalls);
     }
+    TV_CUDA(cudaEventDestroy(start));
+    TV_CUDA(cudaEventDestroy(stop));
     std::sort(times.begin(), times.end());
-    const double us = times[times.size() / 2];
+    return times[times.size() / 2];
+  }
+
+  void time(const std::string& name, double bytes, double flops, const std::function<void(int)>& fn) {
+    const auto is_in_name = [&](const std::string& word) { return name.find(word) != std::string::npos; };
+    if (!words.empty() && std::none_of(words.begin(), words.end(), is_in_name)) return;
+    const double us = measure(fn);
     std::printf("%-52s %9.2f us  %8.1f GB/s  %7.1f TFLOP/s\n", name.c_str(), us, bytes / us / 1e3, flops / us / 1e6);
     std::fflush(stdout);
     char row[256];
     std::snprintf(row, sizeof row, "%s{\"name\": \"%s\", \"us\": %.3f, \"bytes\": %.0f, \"flops\": %.0f}",
                   json.empty() ? "" : ",\n  ", name.c_str(), us, bytes, flops);
     json += row;
-    TV_CUDA(cudaGraphExecDestroy(exec));
-    TV_CUDA(cudaGraphDestroy(graph));
-    TV_CUDA(cudaEventDestroy(start));
-    TV_CUDA(cudaEventDestroy(stop));
   }
 };
+
+// What the GPU allows, in the same run as what the kernels reach: clocks and power differ from machine to machine.
+struct Ceilings {
+  double read_gb_s = 0, copy_gb_s = 0, gemm_tflop_s = 0;
+};
+
+Ceilings measure_ceilings(Bench& b) {
+  constexpr int64_t kBytes = int64_t{1} << 30, kVectors = kBytes / 16, kSize = 8192;
+  constexpr int kThreads = 512;
+  static_assert(kVectors % (kThreads * kUnroll) == 0);
+  Ceilings c;
+  const dim3 blocks(static_cast<unsigned>(16 * b.stream.num_sms));
+  const uint4* from = b.allocate<uint4>(kVectors);
+  uint4* to = b.allocate<uint4>(kVectors);
+  uint32_t* out = b.allocate<uint32_t>(1);
+  c.read_gb_s = kBytes / 1e3 / b.measure([&](int) {
+    read_kernel<<<blocks, kThreads, 0, b.stream.handle>>>(from, kVectors, out);
+    TV_CUDA(cudaGetLastError());
+  });
+  c.copy_gb_s = 2 * kBytes / 1e3 / b.measure([&](int) {
+    copy_kernel<<<blocks, kThreads, 0, b.stream.handle>>>(from, kVectors, to);
+    TV_CUDA(cudaGetLastError());
+  });
+  b.free_all();
+
+  Gemm gemm(b.stream);
+  const auto square = [&](bfloat16* p) { return Tensor(p, DType::kBFloat16, {kSize, kSize}); };
+  const Tensor x = square(b.random(kSize * kSize)), weight = square(b.random(kSize * kSize, 0.02f));
+  const Tensor product = square(b.allocate<bfloat16>(kSize * kSize));
+  c.gemm_tflop_s =
+      2.0 * kSize * kSize * kSize / 1e6 / b.measure([&](int) { gemm.matmul(x, weight, Tensor(), product); });
+  b.free_all();
+  std::printf("this GPU: %.0f GB/s read, %.0f GB/s copied, %.0f TFLOP/s (cuBLAS, bf16, 8192 x 8192 x 8192)\n",
+              c.read_gb_s, c.copy_gb_s, c.gemm_tflop_s);
+  return c;
+}
 
 constexpr int64_t D = 2048, F = 8192, V = 128256, H = 32, Hk = 8, Dh = 64, BS = 16;
 
@@ -124,32 +194,22 @@ void bench_products(Bench& b) {
   for (const auto& [name, nk] : shapes) {
     const auto [n, k] = nk;
     const int copies = static_cast<int>(std::clamp<int64_t>((int64_t{256} << 20) / (n * k * 2), 1, kCalls));
+    const DType dtype = n == V ? DType::kFloat32 : DType::kBFloat16;  // logits are float32
     bfloat16* weight = b.random(copies * n * k, 0.02f);
-    for (const int64_t m : {1, 2, 8, 16, 32, 64, 256}) {
-      if (m > 64 && n == V) continue;
+    for (const int64_t m : {1, 2, 8, 16, 32, 64, 256, 2048, 8192}) {
+      if (m > 256 && n == V) continue;  // only the last row of a prompt has logits
       bfloat16* x = b.random(m * k);
-      void* out = b.allocate<float>(m * n);
-      const double bytes = 2.0 * n * k + 2.0 * m * (n + k), flops = 2.0 * m * n * k;
-      const Tensor tx(x, DType::kBFloat16, {m, k}), to(out, DType::kBFloat16, {m, n});
+      const Tensor tx(x, DType::kBFloat16, {m, k}), out(b.allocate<float>(m * n), dtype, {m, n});
+      const double bytes = 2.0 * n * k + 2.0 * m * k + static_cast<double>(out.nbytes()), flops = 2.0 * m * n * k;
       if (gemv_takes(m, n, k)) {
-        b.time(std::string("gemv ") + name + " m=" + std::to_string(m), bytes, flops,
-               [&](int i) { gemv(b.stream, x, weight + i % copies * n * k, nullptr, out, false, m, n, k); });
+        b.time(std::string("gemv ") + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
+          gemv(b.stream, x, weight + i % copies * n * k, nullptr, out.data, dtype == DType::kFloat32, m, n, k);
+        });
       }
       b.time(std::string("cublas ") + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
-        gemm.matmul(tx, Tensor(weight + i % copies * n * k, DType::kBFloat16, {n, k}), Tensor(), to);
+        gemm.matmul(tx, Tensor(weight + i % copies * n * k, DType::kBFloat16, {n, k}), Tensor(), out);
       });
     }
-    b.free_all();
-  }
-  for (const auto& [name, nk] : shapes) {
-    const auto [n, k] = nk;
-    if (n == V) continue;
-    const int64_t m = 8192;
-    bfloat16 *weight = b.random(n * k, 0.02f), *x = b.random(m * k), *out = b.random(m * n);
-    b.time(std::string("cublas ") + name + " m=8192", 2.0 * (n * k + m * (n + k)), 2.0 * m * n * k, [&](int) {
-      gemm.matmul(Tensor(x, DType::kBFloat16, {m, k}), Tensor(weight, DType::kBFloat16, {n, k}), Tensor(),
-                  Tensor(out, DType::kBFloat16, {m, n}));
-    });
     b.free_all();
   }
 }
@@ -198,17 +258,16 @@ void bench_attention(Bench& b, int64_t requests, int64_t tokens, int64_t context
   b.free_all();
 }
 
+// m tokens: decodes of 1, 64 and 256 requests, and prompts.
 void bench_small(Bench& b) {
-  for (const int64_t t : {1, 16, 256, 8192}) {
+  for (const int64_t t : {1, 64, 256, 2048, 8192}) {
     const std::string m = " m=" + std::to_string(t);
     bfloat16 *x = b.random(t * 2 * F), *y = b.random(t * F), *w = b.random(D), *residual = b.random(t * D);
-    b.time("rms_norm" + m, 4.0 * t * D, 0, [&](int) { rms_norm<bfloat16>(b.stream, nullptr, x, w, 1e-5f, y, t, D); });
-    b.time("add_rms_norm" + m, 8.0 * t * D, 0, [&](int) { rms_norm(b.stream, residual, x, w, 1e-5f, y, t, D); });
+    b.time("rms_norm" + m, 2.0 * (2 * t + 1) * D, 0,
+           [&](int) { rms_norm<bfloat16>(b.stream, nullptr, x, w, 1e-5f, y, t, D); });
+    b.time("add_rms_norm" + m, 2.0 * (4 * t + 1) * D, 0,
+           [&](int) { rms_norm(b.stream, residual, x, w, 1e-5f, y, t, D); });
     b.time("act_mul" + m, 6.0 * t * F, 0, [&](int) { act_mul(b.stream, x, Activation::kSilu, y, t, F); });
-    const std::vector<int32_t> ids(t, 5);
-    int32_t* rows = b.copy_of(ids);
-    bfloat16* table = b.random(1024 * D);
-    b.time("embedding" + m, 4.0 * t * D, 0, [&](int) { gather_rows(b.stream, table, rows, y, t, D * 2); });
     RopeAndCacheArgs<bfloat16> rope;
     std::vector<int64_t> slots(t);
     for (int64_t i = 0; i < t; ++i) slots[i] = i;
@@ -219,21 +278,106 @@ void bench_small(Bench& b) {
     rope.shape = {H, Hk, Dh, BS, 0, 0.125f};
     rope.keys = b.random((t + BS) * Hk * Dh);
     rope.values = b.random((t + BS) * Hk * Dh);
-    b.time("rope_and_cache" + m, 4.0 * t * (H + 2 * Hk) * Dh, 0, [&](int) { rope_and_cache(b.stream, rope); });
+    b.time("rope_and_cache" + m, 4.0 * t * (H + 2 * Hk) * Dh + 4.0 * t * Dh, 0,
+           [&](int) { rope_and_cache(b.stream, rope); });
     b.free_all();
   }
 }
 
+// Rows of the embedding table for m tokens, and of the hidden states for m logits.
+void bench_gather_rows(Bench& b) {
+  const auto run = [&](const char* name, const bfloat16* table, int64_t rows, int64_t t) {
+    std::vector<int32_t> ids(t);
+    for (int64_t i = 0; i < t; ++i) ids[i] = static_cast<int32_t>((i * 104729 + 7919) % rows);
+    const int32_t* numbers = b.copy_of(ids);
+    bfloat16* out = b.allocate<bfloat16>(t * D);
+    b.time(std::string("gather_rows ") + name + " m=" + std::to_string(t), 4.0 * t * D, 0,
+           [&](int) { gather_rows(b.stream, table, numbers, out, t, D * 2); });
+  };
+  const bfloat16 *embedding = b.random(V * D), *hidden = b.random(256 * D);
+  for (const int64_t t : {1, 64, 256, 2048, 8192}) run("embedding", embedding, V, t);
+  for (const int64_t t : {1, 64, 256}) run("logits", hidden, 256, t);
+  b.free_all();
+}
+
+// The logits have just been computed: those of a small batch are in the L2 cache, here and in a step. Bytes count one
+// read of them.
+void bench_sampling(Bench& b) {
+  SampleRow greedy, plain, top_k, top_p, both;
+  greedy.temperature = 0;
+  top_k.top_k = both.top_k = 50;
+  top_p.top_p = both.top_p = 0.9;
+  const std::vector<std::pair<const char*, SampleRow>> ways = {
+      {"greedy", greedy}, {"temperature", plain}, {"top_k", top_k}, {"top_p", top_p}, {"top_k+top_p", both}};
+  for (const int64_t n : {1, 64, 256}) {
+    SamplingArgs args;
+    args.logits = b.random<float>(n * V, 10);
+    args.n = n;
+    args.vocab_size = V;
+    args.partials = b.allocate<char>(sampling_partial_bytes(b.stream, n));
+    args.counters = b.allocate<unsigned>(n);
+    args.tokens = b.allocate<int32_t>(n);
+    uint64_t* cuts = b.allocate<uint64_t>(n);
+    for (const auto& [name, row] : ways) {
+      args.rows = b.copy_of(std::vector<SampleRow>(n, row));
+      args.cuts = has_filter(row, V) ? cuts : nullptr;
+      b.time(std::string("sample ") + name + " m=" + std::to_string(n), 4.0 * n * V, 0,
+             [&](int) { sample_rows(b.stream, args); });
+    }
+    b.free_all();
+  }
+}
+
+std::string quoted(const std::string& text) {
+  std::string s = "\"";
+  for (const char c : text) s += c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' ' ? '?' : c;
+  return s + "\"";
+}
+
+// The version of the kernel driver; the CUDA runtime only knows which CUDA it supports.
+std::string driver_version() {
+  std::string version;
+  if (FILE* pipe = popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null", "r")) {
+    for (int c = std::fgetc(pipe); c != EOF && c != '\n'; c = std::fgetc(pipe)) version += static_cast<char>(c);
+    pclose(pipe);
+  }
+  return version.empty() ? "unknown" : version;
+}
+
+void write_report(const Bench& b, const Ceilings& c, const std::string& file, const std::string& commit) {
+  cudaDeviceProp p;
+  TV_CUDA(cudaGetDeviceProperties(&p, 0));
+  int driver = 0;
+  TV_CUDA(cudaDriverGetVersion(&driver));
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  std::string architectures;
+  for (const std::string& a : build_info().cuda_architectures) architectures += (architectures.empty() ? "" : ";") + a;
+  std::ofstream out(file);
+  out << "{\"device\": " << quoted(p.name) << ", \"driver\": " << quoted(driver_version())
+      << ", \"driver_cuda_version\": " << driver << ", \"toolkit\": " << quoted(build_info().cuda_version)
+      << ", \"architectures\": " << quoted(architectures) << ",\n \"commit\": " << quoted(commit)
+      << ", \"date\": " << quoted(date) << ",\n \"ceilings\": {\"read_gb_s\": " << c.read_gb_s
+      << ", \"copy_gb_s\": " << c.copy_gb_s << ", \"gemm_tflop_s\": " << c.gemm_tflop_s << "},\n \"kernels\": [\n  "
+      << b.json << "\n]}\n";
+  if (!out.flush()) throw std::runtime_error("cannot write " + file);
+}
+
 int main_of(int argc, char** argv) {
   Bench b;
-  std::string report;
+  std::string report, commit = "unknown";
   for (const std::string& argument : std::vector<std::string>(argv + 1, argv + argc)) {
     if (argument.ends_with(".json")) {
       report = argument;
+    } else if (argument.starts_with("--commit=")) {
+      commit = argument.substr(9);
     } else {
       b.words.push_back(argument);
     }
   }
+  const Ceilings ceilings = measure_ceilings(b);
+  bench_gather_rows(b);
   bench_small(b);
   bench_products(b);
   for (const int64_t c : {32, 160, 256, 1024, 4096, 32768}) bench_attention(b, 1, 1, c);
@@ -241,14 +385,8 @@ int main_of(int argc, char** argv) {
     bench_attention(b, r, 1, c);
   for (const auto& [r, c] : {std::pair(1, 512), {1, 2048}, {1, 8192}, {1, 32768}, {16, 2048}, {4, 8192}})
     bench_attention(b, r, c, c);
-  if (!report.empty()) {
-    cudaDeviceProp p;
-    TV_CUDA(cudaGetDeviceProperties(&p, 0));
-    int driver = 0;
-    TV_CUDA(cudaDriverGetVersion(&driver));
-    std::ofstream(report) << "{\"device\": \"" << p.name << "\", \"driver_cuda_version\": " << driver
-                          << ", \"kernels\": [\n  " << b.json << "\n]}\n";
-  }
+  bench_sampling(b);
+  if (!report.empty()) write_report(b, ceilings, report, commit);
   return 0;
 }
 

@@ -1,4 +1,4 @@
-"""The benchmark of the engine: what it refuses, what it prints, and that the README's table is its own."""
+"""The benchmarks: what they refuse, what they print, and that the README's table is their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 FOLDER = steps.ROOT / "benchmarks"
 
 
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, FOLDER / "cpu_engine.py", *arguments]
+def run(*arguments: object, cwd: Path, script: str = "cpu_engine.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / script, *arguments]
     return subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
 
 
@@ -70,3 +70,82 @@ def test_the_readme_shows_the_recorded_engines() -> None:
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert engines_of_table(text) == list(recorded["results"])
     assert f"Made by\n`{recorded['command']}`" in text
+
+
+# A GPU with 4,000 GB/s of copy and 800 TFLOP/s: one kernel that is bound by memory, and one by arithmetic.
+KERNELS = {
+    "device": "Some GPU", "driver": "580.1", "driver_cuda_version": 13000, "toolkit": "13.0.88",
+    "architectures": "90a", "commit": "0123456789abcdef", "date": "2026-01-31",
+    "ceilings": {"read_gb_s": 4400.0, "copy_gb_s": 4000.0, "gemm_tflop_s": 800.0},
+    "kernels": [
+        {"name": "gemv qkv m=1", "us": 5.0, "bytes": 12_600_000, "flops": 12_600_000},
+        {"name": "cublas qkv m=8192", "us": 1234.5, "bytes": 96_000_000, "flops": 493_800_000_000},
+    ],
+}  # fmt: skip
+HEADING = (
+    "Some GPU, driver 580.1, CUDA 13.0.88, commit 0123456789ab, 2026-01-31: 4,400 GB/s read, "
+    "4,000 GB/s copied, 800 TFLOP/s in a bf16 product of 8192 x 8192 x 8192\n\n"
+)
+CELLS = [
+    ["kernel", "time, us", "MB", "GB/s", "of the copy", "TFLOP/s", "of the product"],
+    ["gemv qkv m=1", "5.0", "12.60", "2,520", "63%", "–", "–"],
+    ["cublas qkv m=8192", "1,234.5", "96.00", "78", "–", "400", "50%"],
+]
+
+
+def test_kernels_are_compared_with_what_bounds_them(tmp_path: Path) -> None:
+    """A recorded report as a table, for a terminal and for a README."""
+    (tmp_path / "report.json").write_text(json.dumps(KERNELS))
+    done = run("--report", "report.json", cwd=tmp_path, script="kernels.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(HEADING)
+    lines = done.stdout.splitlines()[2:]
+    assert [re.split("  +", line) for line in lines] == CELLS
+    assert len({len(line) for line in lines}) == 1
+    done = run("--report", "report.json", "--markdown", cwd=tmp_path, script="kernels.py")
+    assert done.stdout.startswith(HEADING)
+    head, rule, *rest = done.stdout.splitlines()[2:]
+    assert [line.strip("| ").split(" | ") for line in (head, *rest)] == CELLS
+    assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+
+
+def test_kernels_runs_its_program(tmp_path: Path) -> None:
+    """Given words and a commit, and says where the report came from."""
+    report = tmp_path / "made.json"
+    report.write_text(json.dumps(KERNELS))
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\ncp "{report}" "$1"; shift; echo "$@"\n')
+    program.chmod(0o755)
+    options = ["gemv", "rms", "--program", program, "--json", "out.json", "--commit", "abc"]
+    done = run(*options, cwd=tmp_path, script="kernels.py")
+    assert (done.returncode, done.stderr) == (0, "--commit=abc gemv rms\n")
+    assert done.stdout.startswith(HEADING)
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written == {
+        "command": shlex.join(["python", str(FOLDER / "kernels.py"), *map(str, options)]),
+        **KERNELS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["--report", "a.json", "gemv"],
+            "--report only shows what is recorded; it goes with --markdown alone",
+        ),
+        (["--report", "a.json"], "argument --report: 'a.json' cannot be read: "),
+        (["--json", "/nowhere/out.json"], "argument --json: '/nowhere/out.json' cannot be written"),
+        (["--program", "/nowhere/cuda_kernels"], "/nowhere/cuda_kernels cannot be run: No such file"),
+        (["--program", "/bin/false"], "/bin/false failed"),
+    ],
+    ids=str,
+)
+def test_kernels_says_in_one_sentence_what_is_wrong(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = run(*arguments, cwd=tmp_path, script="kernels.py")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"kernels.py: error: {expected}")
+    assert "Traceback" not in done.stderr
