@@ -1,122 +1,26 @@
 // The ops of backend.h on an NVIDIA GPU: one stream, checked shapes, and for each op the kernel that suits it.
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
+#include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "backend/backend.h"
+#include "backend/checks.h"
 #include "backend/cuda_devices.h"
-#include "base/build_info.h"
-#include "cuda_check.h"
+#include "device_sampler.h"
 #include "gemm.h"
 #include "graph.h"
 #include "kernels/kernels.h"
+#include "own_stream.h"
+#include "step_upload.h"
 
 namespace tiny_vllm {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxTensorCoreHeadDim = 256;
-
-void check_shape(const char* name, const Tensor& t, std::initializer_list<int64_t> expected) {
-  TV_CHECK(t.defined() || t.numel() == 0, name, " has no data");
-  TV_CHECK(t.ndim == static_cast<int>(expected.size()) && std::equal(expected.begin(), expected.end(), t.shape.begin()),
-           name, " has shape ", t.shape_string(), ", expected ", Tensor(nullptr, t.dtype, expected).shape_string());
-}
-
-void check_dtype(const char* name, const Tensor& t, DType dtype) {
-  TV_CHECK(t.dtype == dtype, name, " is ", name_of(t.dtype), ", expected ", name_of(dtype));
-}
-
-template <typename Fn>
-void for_dtype(DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return fn(bfloat16{});
-    case DType::kFloat32:
-      return fn(float{});
-    case DType::kFloat16:
-      break;
-  }
-  TV_CHECK(false, "the CUDA backend computes in bfloat16 or float32, not in ", name_of(dtype));
-}
-
-__global__ void probe_kernel() {}
-
-// Memory of the device, or pinned memory of the host. Freed with the object.
-class Memory {
- public:
-  enum Kind { kDevice, kPinned };
-  Memory() = default;
-  Memory(Kind kind, size_t bytes) : kind_(kind), bytes_(bytes) {
-    if (kind == kDevice) {
-      TV_CUDA(cudaMalloc(&data_, bytes));
-    } else {
-      TV_CUDA(cudaMallocHost(&data_, bytes));
-    }
-  }
-  ~Memory() { kind_ == kDevice ? cudaFree(data_) : cudaFreeHost(data_); }
-  Memory(Memory&& other) noexcept { swap(other); }
-  Memory& operator=(Memory&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  char* data() const { return static_cast<char*>(data_); }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void swap(Memory& other) {
-    std::swap(kind_, other.kind_);
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-  }
-  Kind kind_ = kDevice;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-// The stream that everything runs on, in order.
-class OwnStream {
- public:
-  OwnStream() {
-    int device = 0;
-    TV_CUDA(cudaGetDevice(&device));
-    TV_CUDA(cudaGetDeviceProperties(&properties_, device));
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
-    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-      cudaGetLastError();
-      std::string list;
-      for (const std::string& arch : build_info().cuda_architectures) list += (list.empty() ? "" : ", ") + arch;
-      throw DeviceError(str("this build has code for compute capabilities ", list, ", and ", properties_.name, " has ",
-                            properties_.major, properties_.minor, ": build again with CUDAARCHS=", properties_.major,
-                            properties_.minor));
-    }
-    check_cuda(error, "cudaFuncGetAttributes(&attributes, probe_kernel)");
-    stream_.num_sms = properties_.multiProcessorCount;
-    stream_.dependent_launch = properties_.major >= 9;
-    const auto& built = build_info().cuda_architectures;
-    stream_.has_wgmma =
-        properties_.major == 9 && properties_.minor == 0 && std::find(built.begin(), built.end(), "90a") != built.end();
-    TV_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
-  }
-  ~OwnStream() { cudaStreamDestroy(stream_.handle); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-
-  const Stream& stream() const { return stream_; }
-  const cudaDeviceProp& properties() const { return properties_; }
-
- private:
-  Stream stream_;
-  cudaDeviceProp properties_{};
-};
 
 class CudaBackend : public Backend {
  public:
@@ -137,7 +41,7 @@ class CudaBackend : public Backend {
     return {.memory_utilization = 0.9, .max_num_seqs = 256, .max_num_batched_tokens = 8192};
   }
 
-  int64_t max_padding() const override { return kMaxPadding; }
+  int64_t padded_rows(int64_t rows) const override { return padded_size(rows); }
 
   Buffer allocate(int64_t bytes) override {
     void* data = nullptr;
@@ -169,87 +73,21 @@ class CudaBackend : public Backend {
   }
   void synchronize() override { TV_CUDA(cudaStreamSynchronize(stream().handle)); }
 
-  // One copy from pinned memory brings all arrays of the step, each at a multiple of 16 bytes.
-  //
   // A step of decodes alone is padded to one of a few shapes, so that its calls can be recorded and replayed.
   DeviceBatch upload(const StepBatch& batch) override {
     const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
-    const auto check_size = [](const char* name, size_t size, int64_t expected) {
-      TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ",
-               expected);
-    };
-    check_size("positions", batch.positions.size(), tokens);
-    check_size("slot_mapping", batch.slot_mapping.size(), tokens);
-    check_size("query_start", batch.query_start.size(), requests + 1);
-    check_size("block_tables", batch.block_tables.size(), requests * batch.block_table_width);
-    TV_CHECK(batch.query_start.front() == 0 && batch.query_start.back() == tokens &&
-                 std::is_sorted(batch.query_start.begin(), batch.query_start.end()),
-             "StepBatch.query_start must rise from 0 to ", tokens);
-
     num_decodes_ = 0;
     for (int64_t r = 0; r < requests; ++r) num_decodes_ += batch.query_start[r + 1] - batch.query_start[r] == 1;
     num_prefills_ = requests - num_decodes_;
-    const bool fixed_shape = use_graphs_ && num_prefills_ == 0 && tokens <= kMaxGraphTokens &&
-                             std::ssize(batch.logits_rows) == tokens && !batch.cos_sin.empty();
     shape_.reset();
-    DeviceBatch d;
-    d.num_tokens = fixed_shape ? padded_size(tokens) : tokens;
-    d.num_requests = fixed_shape ? d.num_tokens : requests;
-    d.num_logits_rows = fixed_shape ? d.num_tokens : std::ssize(batch.logits_rows);
-    d.block_table_width = fixed_shape ? padded_width(batch.block_table_width) : batch.block_table_width;
-    d.host = &batch;
-    if (fixed_shape) shape_ = {d.num_tokens, d.block_table_width};
-    const int64_t padding = d.num_tokens - tokens;
-
-    // First where everything goes, then the copies.
-    int64_t bytes = 0;
-    const auto place = [&](int64_t count, auto element) {
-      const int64_t at = bytes;
-      bytes += (count * static_cast<int64_t>(sizeof(element)) + 15) / 16 * 16;
-      return at;
-    };
-    const int64_t cos_sin_row = tokens == 0 ? 0 : std::ssize(batch.cos_sin) / tokens;
-    const int64_t token_ids = place(d.num_tokens, int32_t{}), positions = place(d.num_tokens, int32_t{});
-    const int64_t slot_mapping = place(d.num_tokens, int64_t{}), query_start = place(d.num_requests + 1, int32_t{});
-    const int64_t context_len = place(d.num_requests, int32_t{});
-    const int64_t logits_rows = place(d.num_logits_rows, int32_t{});
-    const int64_t cos_sin = place(d.num_tokens * cos_sin_row, float{});
-    const int64_t block_tables = place(d.num_requests * d.block_table_width, int32_t{});
-    synchronize();  // the last step's copy may still read the staging memory
-    if (bytes > static_cast<int64_t>(staging_.bytes())) {
-      graphs_.clear();  // they hold the old addresses
-      staging_ = Memory();
-      staging_ = Memory(Memory::kPinned, static_cast<size_t>(2 * bytes));
-      step_ = Memory();
-      step_ = Memory(Memory::kDevice, static_cast<size_t>(2 * bytes));
+    std::optional<StepUpload::Padding> padding;
+    if (use_graphs_ && num_prefills_ == 0 && tokens <= kMaxGraphTokens && std::ssize(batch.logits_rows) == tokens &&
+        !batch.cos_sin.empty()) {
+      padding = {padded_size(tokens), padded_width(batch.block_table_width)};
+      shape_ = {padding->rows, padding->block_table_width, DeviceSampler::needs(batch)};
     }
-    const auto fill = [&](int64_t at, const auto& v, auto first, auto increment) {
-      auto* to = reinterpret_cast<std::decay_t<decltype(v[0])>*>(staging_.data() + at);
-      std::copy(v.begin(), v.end(), to);
-      for (int64_t i = 0; i < padding; ++i) to[std::ssize(v) + i] = first + increment * i;
-    };
-    fill(token_ids, batch.token_ids, 0, 0);
-    fill(positions, batch.positions, 0, 0);
-    fill(slot_mapping, batch.slot_mapping, int64_t{-1}, 0);
-    fill(query_start, batch.query_start, static_cast<int32_t>(tokens) + 1, 1);
-    fill(context_len, batch.context_len, 0, 0);
-    fill(logits_rows, batch.logits_rows, static_cast<int32_t>(tokens), 1);
-    std::copy(batch.cos_sin.begin(), batch.cos_sin.end(), reinterpret_cast<float*>(staging_.data() + cos_sin));
-    auto* table = reinterpret_cast<int32_t*>(staging_.data() + block_tables);
-    for (int64_t r = 0; r < requests; ++r)
-      std::copy_n(batch.block_tables.begin() + r * batch.block_table_width, batch.block_table_width,
-                  table + r * d.block_table_width);
-    TV_CUDA(cudaMemcpyAsync(step_.data(), staging_.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                            stream().handle));
-
-    d.token_ids = reinterpret_cast<int32_t*>(step_.data() + token_ids);
-    d.positions = reinterpret_cast<int32_t*>(step_.data() + positions);
-    d.slot_mapping = reinterpret_cast<int64_t*>(step_.data() + slot_mapping);
-    d.query_start = reinterpret_cast<int32_t*>(step_.data() + query_start);
-    d.context_len = reinterpret_cast<int32_t*>(step_.data() + context_len);
-    d.block_tables = reinterpret_cast<int32_t*>(step_.data() + block_tables);
-    d.cos_sin = reinterpret_cast<float*>(step_.data() + cos_sin);
-    d.logits_rows = reinterpret_cast<int32_t*>(step_.data() + logits_rows);
+    const DeviceBatch d = upload_.upload(batch, padding);
+    sampler_.prepare(d);
     return d;
   }
 
@@ -257,6 +95,8 @@ class CudaBackend : public Backend {
   // recording does not allow. The second is recorded, and from then on the record is replayed.
   void run_step(const DeviceBatch&, const std::function<void()>& ops) override {
     if (!shape_) return ops();
+    if (moves_ != workspace_.moves()) graphs_.clear();  // they hold the old addresses
+    moves_ = workspace_.moves();
     std::optional<Graph>& graph = graphs_[*shape_];
     if (!seen_.contains(*shape_)) {
       ops();
@@ -267,40 +107,21 @@ class CudaBackend : public Backend {
     graph->launch(stream().handle);
   }
 
-  bool sample(const Tensor& logits, std::span<const SampleRow> rows, int32_t* tokens) override {
-    const int64_t n = logits.shape[0], vocab_size = logits.shape[1];
-    TV_CHECK(logits.dtype == DType::kFloat32 && n == std::ssize(rows), "logits are ", name_of(logits.dtype), " ",
-             logits.shape_string(), " for ", rows.size(), " rows");
-    if (n == 0) return true;
-    const auto bytes = static_cast<int64_t>(rows.size_bytes());
-    if (bytes > static_cast<int64_t>(sampling_staging_.bytes())) {
-      sampling_staging_ = Memory();
-      sampling_staging_ = Memory(Memory::kPinned, static_cast<size_t>(bytes));
-    }
-    reserve(sampling_rows_, bytes, false);
-    reserve(sampling_cuts_, n * 8, false);
-    reserve(sampling_partials_, sampling_partial_bytes(stream(), n), false);
-    reserve(sampling_counters_, n * 4, true);
-    reserve(sampled_, n * 4, false);
-    std::memcpy(sampling_staging_.data(), rows.data(), rows.size_bytes());
-    TV_CUDA(cudaMemcpyAsync(sampling_rows_.data(), sampling_staging_.data(), rows.size_bytes(), cudaMemcpyHostToDevice,
-                            stream().handle));
-    SamplingArgs args;
-    args.logits = logits.as<float>();
-    args.rows = reinterpret_cast<const SampleRow*>(sampling_rows_.data());
-    args.n = n;
-    args.vocab_size = vocab_size;
-    if (std::ranges::any_of(rows, [&](const SampleRow& row) { return has_filter(row, vocab_size); }))
-      args.cuts = reinterpret_cast<uint64_t*>(sampling_cuts_.data());
-    args.partials = sampling_partials_.data();
-    args.counters = reinterpret_cast<unsigned*>(sampling_counters_.data());
-    args.tokens = reinterpret_cast<int32_t*>(sampled_.data());
-    sample_rows(stream(), args);
-    download(tokens, sampled_.data(), n * 4);  // waits, so that the staging memory is free for the next call
-    return true;
+  bool can_sample() const override { return true; }
+  int32_t max_logprobs() const override { return kMaxLogprobs; }
+  void sample(const Tensor& logits, const DeviceBatch& batch, int64_t begin) override {
+    sampler_.sample(logits, batch, begin);
   }
+  int64_t send(int64_t n) override { return sampler_.send(n); }
+  Sampled receive(int64_t ticket) override { return sampler_.receive(ticket); }
 
-  void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) override { gather_rows(table, ids, out); }
+  void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) override {
+    const int64_t n = out.shape[0], dim = table.shape[1];
+    check_shape("out", out, {n, dim});
+    check_dtype("out", out, table.dtype);
+    auto* own_ids = const_cast<int32_t*>(ids);  // what upload() made
+    tiny_vllm::embedding(stream(), table.data, own_ids, sampler_.tokens(), out.data, n, dim * size_of(table.dtype));
+  }
 
   void gather_rows(const Tensor& x, const int32_t* rows, const Tensor& out) override {
     const int64_t n = out.shape[0], dim = x.shape[1];
@@ -448,20 +269,9 @@ class CudaBackend : public Backend {
     }
     if (num_decodes_ == 0) return;
     const DecodeScratch need = attention_decode_scratch(stream(), args.num_requests, args.max_context, args.shape);
-    reserve(partials_, need.partial_floats * 4, false);
-    reserve(counters_, need.counters * 4, true);
-    attention_decode(stream(), args, reinterpret_cast<float*>(partials_.data()),
-                     reinterpret_cast<unsigned*>(counters_.data()));
-  }
-
-  // Makes room; with `zero`, of zeros. What was there is lost.
-  void reserve(Memory& memory, int64_t bytes, bool zero) {
-    if (bytes <= static_cast<int64_t>(memory.bytes())) return;
-    synchronize();    // kernels under way still use the old memory,
-    graphs_.clear();  // and graphs hold its address
-    memory = Memory();
-    memory = Memory(Memory::kDevice, static_cast<size_t>(bytes));
-    if (zero) fill_zero(memory.data(), bytes);
+    workspace_.reserve(partials_, need.partial_floats * 4);
+    workspace_.reserve(counters_, need.counters * 4, Workspace::Fill::kZero);
+    attention_decode(stream(), args, partials_.as<float>(), counters_.as<unsigned>());
   }
 
   // Few shapes, so that few graphs are recorded: the padding costs less than a step of its own.
@@ -470,7 +280,6 @@ class CudaBackend : public Backend {
       if (tokens <= size) return size;
     return tokens;
   }
-  static constexpr int64_t kMaxPadding = 63;  // 257 to 320
   static int64_t padded_width(int64_t width) {
     int64_t padded = 8;
     while (padded < width) padded *= 2;
@@ -481,17 +290,22 @@ class CudaBackend : public Backend {
 
   OwnStream own_stream_;
   Gemm gemm_;
-  Memory staging_, step_;       // the step's arrays, here and there
-  Memory partials_, counters_;  // of attention_decode
-  Memory sampling_staging_;     // parameters of rows, on their way
-  Memory sampling_rows_, sampling_cuts_, sampling_partials_, sampling_counters_, sampled_;
-  int64_t num_prefills_ = 0, num_decodes_ = 0;  // of the step
+  Workspace workspace_{stream()};
+  StepUpload upload_{stream(), workspace_};
+  DeviceSampler sampler_{stream(), workspace_};
+  Memory partials_{Memory::kDevice}, counters_{Memory::kDevice};  // of attention_decode
+  int64_t num_prefills_ = 0, num_decodes_ = 0;                    // of the step
 
-  using Shape = std::array<int64_t, 2>;  // tokens and block table width of a step of decodes
+  struct Shape {  // of a step of decodes
+    int64_t tokens = 0, block_table_width = 0;
+    DeviceSampler::Needs sampling;
+    auto operator<=>(const Shape&) const = default;
+  };
   const bool use_graphs_;
   std::optional<Shape> shape_;  // of this step, when it can be replayed
   std::set<Shape> seen_;
   std::map<Shape, std::optional<Graph>> graphs_;
+  int64_t moves_ = 0;  // of the workspace, when the graphs were recorded
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 // The CPU (cpp/cpu) and CUDA (cuda/) backends implement this interface; everything above it is written once.
 // All tensors live on the backend's device, in row-major order, in the model's dtype (bfloat16 or float32)
 // unless a comment says otherwise. Sums are accumulated in float32. Shapes use the letters of base/tensor.h.
-// No op keeps a pointer after it returns; no op waits for the device except download() and synchronize().
+// No op keeps a pointer after it returns; no op waits for the device except download(), synchronize() and receive().
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/step_batch.h"
+#include "base/error.h"
 #include "base/tensor.h"
 
 namespace tiny_vllm {
@@ -34,42 +36,6 @@ struct BackendDefaults {
 
 enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh };
 
-// The tokens of one step, flat: request r owns rows [query_start[r], query_start[r + 1]) and no row is padding.
-// A row may be a decode, part of a prefill chunk, or the recomputation of a preempted request: all are the same thing.
-struct StepBatch {
-  std::vector<int32_t> token_ids;     // (T)
-  std::vector<int32_t> positions;     // (T)    position of the token in its request
-  std::vector<int64_t> slot_mapping;  // (T)    where its key and value go: block * BS + offset
-  std::vector<int32_t> query_start;   // (R+1)  first row of each request, then T
-  std::vector<int32_t> context_len;   // (R)    keys that the request's last row sees, this step's included
-  std::vector<int32_t> block_tables;  // (R, B) blocks of each request in order; the tail of a row is unused
-  int64_t block_table_width = 0;      // B
-  std::vector<float> cos_sin;         // (T, Dh/2, 2) rotary angles of each row: cos, sin
-  std::vector<int32_t> logits_rows;   // rows whose logits are wanted
-
-  int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
-  int64_t num_requests() const { return static_cast<int64_t>(context_len.size()); }
-};
-
-// The same arrays, on the device. Valid until the next upload(). A device may have added rows of padding at the end,
-// each a request of one token without context (context_len 0, slot -1): ops compute something for them and write no
-// cache.
-struct DeviceBatch {
-  int64_t num_tokens = 0;
-  int64_t num_requests = 0;
-  int64_t num_logits_rows = 0;
-  int64_t block_table_width = 0;
-  const int32_t* token_ids = nullptr;
-  const int32_t* positions = nullptr;
-  const int64_t* slot_mapping = nullptr;
-  const int32_t* query_start = nullptr;
-  const int32_t* context_len = nullptr;
-  const int32_t* block_tables = nullptr;
-  const float* cos_sin = nullptr;
-  const int32_t* logits_rows = nullptr;
-  const StepBatch* host = nullptr;  // for grid sizes and work lists
-};
-
 // One layer's paged KV cache. The keys of one head in one block are BS·Dh contiguous numbers: one tile.
 struct PagedKv {
   Tensor keys;    // (NB, Hk, BS, Dh)
@@ -85,34 +51,6 @@ struct AttentionShape {
   float scale = 0;             // of the scores, usually 1/sqrt(Dh)
 };
 
-// How a row of logits becomes a token: the fields that Sampler (cpp/sample) reads.
-struct SampleRow {
-  double temperature = 1;
-  int64_t top_k = 0;
-  double top_p = 1;
-  double min_p = 0;
-  uint64_t seed = 0;
-  int64_t position = 0;
-  double repetition_penalty = 1;
-  double presence_penalty = 0;
-  double frequency_penalty = 0;
-  bool last_is_output = false;  // the row's last token was generated, and does not come from the prompt
-  int32_t num_logprobs = -1;    // most likely tokens to report beside the chosen one; -1: none, nor the chosen one
-};
-
-// How often a row's request has a token: `count` times in its output, 0 when in its prompt only.
-struct TokenCount {
-  int32_t token = 0;
-  int32_t count = 0;
-};
-
-// TokenLogprob (cpp/sample) as a device writes it.
-struct DeviceLogprob {
-  int32_t token = -1;
-  float logprob = 0;
-  int32_t rank = 0;
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -120,15 +58,15 @@ class Backend {
   virtual std::string description() const = 0;  // one line: device, instruction set, threads
   virtual MemoryInfo memory() const = 0;
   virtual BackendDefaults defaults() const { return {}; }
-  virtual int64_t max_padding() const { return 0; }  // rows that upload() adds to a step at most
-  virtual Buffer allocate(int64_t bytes) = 0;        // 64-byte aligned, contents undefined; throws OutOfMemoryError
+  virtual int64_t padded_rows(int64_t rows) const { return rows; }  // that upload() makes of a step's rows at most
+  virtual Buffer allocate(int64_t bytes) = 0;  // 64-byte aligned, contents undefined; throws OutOfMemoryError
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void fill_zero(void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
   virtual DeviceBatch upload(const StepBatch& batch) = 0;
 
-  // table (V, D)[ids (T)] -> out (T, D)
+  // table (V, D)[ids (T)] -> out (T, D). A device that samples puts the token it stands for in the place of each ~i.
   virtual void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) = 0;
 
   // x (T, D) -> out (T, D):  round(x / sqrt(mean(x²) + eps)) * weight, as Hugging Face rounds it: the normalised row
@@ -159,11 +97,21 @@ class Backend {
   // x (T, D)[rows (n)] -> out (n, D)
   virtual void gather_rows(const Tensor& x, const int32_t* rows, const Tensor& out) = 0;
 
-  // Chooses a token from each row of logits (n, V) float32 as Sampler does, -1 for a row with NaN, and waits for it.
-  // False, and nothing done: the host should do it.
-  virtual bool sample(const Tensor& /*logits*/, std::span<const SampleRow> /*rows*/, int32_t* /*tokens*/) {
-    return false;
+  // ---- for a device that chooses the tokens itself, so that the next step can start before the host knows them ----
+
+  virtual bool can_sample() const { return false; }
+  virtual int32_t max_logprobs() const { return 0; }  // the largest SampleRow::num_logprobs it takes
+
+  // Chooses a token, as Sampler does, for logits_rows [begin, begin + n) of the batch, whose logits (n, V) float32
+  // these are (they may be changed). The tokens stay on the device, where token_ids of the next step can name them.
+  virtual void sample(const Tensor& /*logits*/, const DeviceBatch& /*batch*/, int64_t /*begin*/) {
+    TV_CHECK(false, "this backend leaves sampling to the host");
   }
+
+  // Sends what was sampled for the step's first n logits_rows to the host, after all work that was asked for so far.
+  // receive() waits for that; what it returns is valid until the next send() but one. Two may be on their way.
+  virtual int64_t send(int64_t /*n*/) { return 0; }
+  virtual Sampled receive(int64_t /*ticket*/) { return {}; }
 
   // Runs `ops`, which call ops of this backend for the batch. Batches of one shape get the same calls with the same
   // arguments, so a device may record them once and replay the record.

@@ -222,6 +222,18 @@ void bind_ops_class(py::module_& m) {
           NoGil(), py::arg("keys"), py::arg("values"), py::arg("src"), py::arg("dst"));
 }
 
+// n requests of one token without context, whose logits are wanted.
+StepBatch empty_step(int64_t n) {
+  StepBatch step;
+  step.token_ids.assign(n, 0);
+  step.positions.assign(n, 0);
+  step.slot_mapping.assign(n, -1);
+  step.context_len.assign(n, 0);
+  for (int64_t i = 0; i <= n; ++i) step.query_start.push_back(static_cast<int32_t>(i));
+  step.logits_rows.assign(step.query_start.begin(), step.query_start.end() - 1);
+  return step;
+}
+
 std::vector<int32_t> sample(const Ops& ops, const DeviceArray& logits, const std::vector<SampleRow>& rows) {
   const int64_t n = std::ssize(rows), vocab_size = logits.tensor.shape[1];
   std::vector<SamplingParams> params(rows.size());
@@ -232,10 +244,17 @@ std::vector<int32_t> sample(const Ops& ops, const DeviceArray& logits, const std
     params[i].min_p = rows[i].min_p;
     params[i].validate(vocab_size);
   }
+  Backend& backend = ops.backend();
+  if (backend.can_sample()) {
+    StepBatch step = empty_step(n);
+    step.sampling = rows;
+    backend.sample(logits.tensor, backend.upload(step), 0);
+    const Sampled sampled = backend.receive(backend.send(n));
+    return {sampled.tokens.begin(), sampled.tokens.end()};
+  }
   std::vector<int32_t> tokens(rows.size(), -2);
-  if (ops.backend().sample(logits.tensor, rows, tokens.data())) return tokens;
   std::vector<float> values(n * vocab_size);
-  ops.backend().download(values.data(), logits.tensor.data, logits.tensor.nbytes());
+  backend.download(values.data(), logits.tensor.data, logits.tensor.nbytes());
   Sampler sampler;
   for (int64_t i = 0; i < n; ++i)
     tokens[i] = sampler.sample(std::span(values).subspan(i * vocab_size, vocab_size), params[i],

@@ -132,7 +132,7 @@ void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, con
           str("prompt token id ", token, " is outside the vocabulary [0, ", config.vocab_size - 1, "]"));
   params.validate(config.vocab_size);
 
-  auto request = std::make_unique<Request>();
+  auto request = std::make_shared<Request>();
   request->id = id;
   request->arrival = next_arrival_;
   request->params = params;
@@ -170,83 +170,115 @@ bool Engine::abort_request(const std::string& id) {
 }
 
 std::vector<StepOutput> Engine::step() {
-  Stopwatch watch;
-  const StepPlan plan = scheduler_->schedule();
-  metrics_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
-  for (const Request* request : plan.admitted)
-    if (request->num_preemptions == 0) metrics_.num_prompt_tokens += request->num_prompt_tokens;
   std::vector<StepOutput> outputs;
-  if (plan.chunks.empty()) return outputs;
-
-  try {
-    run(plan, watch, outputs);
-  } catch (const std::exception& error) {
-    give_up(plan, error.what(), outputs);
+  std::erase_if(flights_, [](const Flight& flight) {
+    return std::ranges::all_of(flight.requests, [](const auto& r) { return r->state == RequestState::kFinished; });
+  });
+  const int64_t most = backend_->can_sample() && !options_.backend.enforce_eager ? 2 : 1;
+  while (std::ssize(flights_) < most && (flights_.empty() || flights_.back().sampled) && start(outputs)) {
   }
-  ++metrics_.num_steps;
+  if (!flights_.empty()) {
+    const Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    take(flight, outputs);
+  }
   std::erase_if(requests_, [](const auto& entry) { return entry.second.num_unfinished == 0; });
   return outputs;
 }
 
-void Engine::run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>& outputs) {
+// False when there was nothing to start, or when it failed.
+bool Engine::start(std::vector<StepOutput>& outputs) {
+  Stopwatch watch;
+  if (!flights_.empty()) expect_tokens(flights_.back());
+  const StepPlan plan = scheduler_->schedule();
+  metrics_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
+  for (const Request* request : plan.admitted)
+    if (request->num_preemptions == 0) metrics_.num_prompt_tokens += request->num_prompt_tokens;
+  if (plan.chunks.empty()) return false;
+
+  Flight flight;
+  for (const ScheduledChunk& chunk : plan.chunks) flight.requests.push_back(chunk.request->shared_from_this());
+  ++metrics_.num_steps;
+  try {
+    launch(plan, flight, watch);
+  } catch (const std::exception& error) {
+    give_up(flight, error.what(), outputs);
+    return false;
+  }
+  flights_.push_back(std::move(flight));
+  return true;
+}
+
+// Each row of the flight will bring a token, unless it is the request's last one. For the plan that comes next it does
+// not matter which.
+void Engine::expect_tokens(const Flight& flight) {
+  for (int64_t i = 0; i < std::ssize(flight.rows); ++i) {
+    Request& request = *flight.rows[i].request;
+    if (request.state == RequestState::kFinished || request.num_tokens() + 1 >= request.max_total_tokens) continue;
+    request.tokens.push_back(-1);
+    request.row_of_last_token = i;
+  }
+}
+
+void Engine::launch(const StepPlan& plan, Flight& flight, Stopwatch& watch) {
   for (const BlockCopy& copy : plan.copies) transformer_->copy_block(copy.src, copy.dst);
-  std::vector<LogitsRow> rows;
-  const StepBatch batch = make_batch(plan, rows);
+  StepBatch batch = make_batch(plan, flight.rows);
+  flight.sampled = device_can_sample(flight.rows);
+  if (flight.sampled) add_sampling(flight.rows, batch);
   metrics_.schedule_seconds += watch.lap();
 
-  transformer_->forward(batch);
-  if (rows.empty()) backend_->synchronize();  // else the wait for the tokens does
+  flight.ticket = transformer_->forward(batch);
   scheduler_->commit(plan);
   metrics_.num_computed_tokens += plan.num_tokens;
   metrics_.bytes_read += transformer_->bytes_read_per_step();
   for (int32_t context_len : batch.context_len)
     metrics_.bytes_read += context_len * transformer_->config().kv_bytes_per_token(options_.dtype);
   metrics_.forward_seconds += watch.lap();
-
-  for (int64_t begin = 0; begin < std::ssize(rows); begin += max_logits_rows_)
-    take_rows(begin, std::span(rows).subspan(begin, std::min(max_logits_rows_, std::ssize(rows) - begin)), watch,
-              outputs);
 }
 
-// Rows [begin, begin + rows.size()) of the step's logits, as many as are held at a time.
-void Engine::take_rows(int64_t begin, std::span<const LogitsRow> rows, Stopwatch& watch,
-                       std::vector<StepOutput>& outputs) {
-  // Where only tokens are wanted, the device may choose them, and the logits stay where they are.
-  std::vector<SampleRow> sampling;
-  for (const LogitsRow& row : rows) {
-    const Request& r = *row.request;
-    const bool only_a_token =
-        row.position + 1 >= r.num_prompt_tokens && !r.params.logprobs &&
-                              !r.params.has_penalties() && (r.params.n == 1 || requests_.at(r.id).forked);
-    if (!only_a_token) break;
-    sampling.push_back({r.params.temperature, r.params.top_k, r.params.top_p, r.params.min_p, r.seed, r.num_tokens()});
-  }
-  std::vector<int32_t> tokens(rows.size());
-  if (sampling.size() == rows.size() && transformer_->sample(begin, sampling, tokens.data())) {
+// Waits for the end of the step, and gives each of its requests what it brought.
+void Engine::take(const Flight& flight, std::vector<StepOutput>& outputs) {
+  Stopwatch watch;
+  try {
+    const Sampled sampled = backend_->receive(flight.ticket);
     metrics_.forward_seconds += watch.lap();
-    for (size_t i = 0; i < rows.size(); ++i) append_token(*rows[i].request, tokens[i], {}, outputs);
+    const int64_t count = std::ssize(flight.rows), vocab_size = transformer_->config().vocab_size;
+    for (int64_t i = 0; flight.sampled && i < count; ++i) {
+      Request& request = *flight.rows[i].request;
+      if (request.state == RequestState::kFinished) continue;
+      std::vector<TokenLogprob> logprobs;
+      if (request.params.logprobs)
+        for (int64_t j = 0; j <= std::min(*request.params.logprobs, vocab_size); ++j) {
+          const DeviceLogprob& entry = sampled.logprobs[i * (1 + backend_->max_logprobs()) + j];
+          logprobs.push_back({entry.token, entry.logprob, entry.rank});
+        }
+      append_token(request, sampled.tokens[i], std::move(logprobs), outputs);
+    }
+    for (int64_t begin = 0; !flight.sampled && begin < count; begin += max_logits_rows_) {
+      const int64_t rows = std::min(max_logits_rows_, count - begin);
+      logits_.resize(rows * vocab_size);
+      transformer_->logits(begin, rows, logits_.data());
+      metrics_.forward_seconds += watch.lap();
+      for (int64_t i = 0; i < rows; ++i)
+        take_row(flight.rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
+      metrics_.sample_seconds += watch.lap();
+    }
     metrics_.sample_seconds += watch.lap();
-    return;
+  } catch (const std::exception& error) {
+    give_up(flight, error.what(), outputs);
   }
-
-  const int64_t vocab_size = transformer_->config().vocab_size, count = std::ssize(rows);
-  logits_.resize(count * vocab_size);
-  transformer_->logits(begin, count, logits_.data());
-  metrics_.forward_seconds += watch.lap();
-  for (int64_t i = 0; i < count; ++i)
-    take_row(rows[i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
-  metrics_.sample_seconds += watch.lap();
 }
 
 // The blocks of these requests may hold anything now, so none of them can go on. All others can.
-void Engine::give_up(const StepPlan& plan, const char* error, std::vector<StepOutput>& outputs) {
-  for (const ScheduledChunk& chunk : plan.chunks) {
-    Group& group = requests_.at(chunk.request->id);
-    for (int64_t i = 0; i < chunk.request->params.n; ++i) {
+void Engine::give_up(const Flight& flight, const char* error, std::vector<StepOutput>& outputs) {
+  for (const std::shared_ptr<Request>& request : flight.requests) {
+    if (request->state == RequestState::kFinished) continue;
+    Group& group = requests_.at(request->id);
+    for (int64_t i = 0; i < request->params.n; ++i) {
       Request* sequence = i < std::ssize(group.sequences) ? group.sequences[i].get() : nullptr;  // null: not yet forked
       if (group.num_unfinished == 0 || (sequence && sequence->state == RequestState::kFinished)) continue;
       StepOutput out;
-      out.request_id = chunk.request->id;
+      out.request_id = request->id;
       out.index = i;
       out.finish_reason = FinishReason::kError;
       out.error = str("the forward pass failed: ", error);
@@ -275,7 +307,8 @@ StepBatch Engine::make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows)
       const int64_t row = batch.num_tokens();
       transformer_->rope().cos_sin(static_cast<int32_t>(p), std::max(r.num_prompt_tokens, p + 1),
                                    batch.cos_sin.data() + row * Dh);
-      batch.token_ids.push_back(r.tokens[p]);
+      const bool is_known = p + 1 < r.num_tokens() || r.last_token_is_known();
+      batch.token_ids.push_back(is_known ? r.tokens[p] : ~static_cast<int32_t>(r.row_of_last_token));
       batch.positions.push_back(static_cast<int32_t>(p));
       batch.slot_mapping.push_back(r.block_table[p / BS] * BS + p % BS);
 
@@ -296,8 +329,47 @@ StepBatch Engine::make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows)
   return batch;
 }
 
+// Only tokens are wanted, and at most as many log probabilities as the device reports; each row is one sequence's.
+bool Engine::device_can_sample(const std::vector<LogitsRow>& rows) const {
+  return backend_->can_sample() && std::ranges::all_of(rows, [&](const LogitsRow& row) {
+           const Request& r = *row.request;
+           return row.position + 1 >= r.num_prompt_tokens &&
+                  r.params.logprobs.value_or(0) <= backend_->max_logprobs() &&
+                  (r.params.n == 1 || requests_.at(r.id).forked);
+         });
+}
+
+void Engine::add_sampling(const std::vector<LogitsRow>& rows, StepBatch& batch) const {
+  for (const auto& [request, position] : rows) {
+    const SamplingParams& params = request->params;
+    SampleRow row;
+    row.temperature = params.temperature;
+    row.top_k = params.top_k;
+    row.top_p = params.top_p;
+    row.min_p = params.min_p;
+    row.seed = request->seed;
+    row.position = position + 1;
+    row.repetition_penalty = params.repetition_penalty;
+    row.presence_penalty = params.presence_penalty;
+    row.frequency_penalty = params.frequency_penalty;
+    row.last_is_output = position >= request->num_prompt_tokens;
+    if (params.logprobs) row.num_logprobs = static_cast<int32_t>(*params.logprobs);
+    batch.sampling.push_back(row);
+  }
+  if (std::ranges::none_of(batch.sampling, &SampleRow::has_penalties)) return;
+  for (const auto& [request, position] : rows) {
+    batch.token_counts_start.push_back(static_cast<int32_t>(batch.token_counts.size()));
+    if (!request->params.has_penalties()) continue;
+    request->count_tokens(position);
+    const std::vector<TokenCount>& counts = request->counts.all();
+    batch.token_counts.insert(batch.token_counts.end(), counts.begin(), counts.end());
+  }
+  batch.token_counts_start.push_back(static_cast<int32_t>(batch.token_counts.size()));
+}
+
 void Engine::take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs) {
   Request& request = *row.request;
+  if (request.state == RequestState::kFinished) return;
   Group& group = requests_.at(request.id);
   if (row.position + 1 < request.num_prompt_tokens) {
     const int32_t next = request.tokens[row.position + 1];
@@ -316,13 +388,15 @@ void Engine::sample(Request& request, std::span<const float> logits, std::vector
   const std::span<const int32_t> tokens = request.tokens;
   const TokenHistory history{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens)};
   const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()}, history);
-  append_token(request, token, logits, outputs);
+  std::vector<TokenLogprob> logprobs;
+  if (token >= 0 && request.params.logprobs) logprobs = sampler_.logprobs(logits, token, *request.params.logprobs);
+  append_token(request, token, std::move(logprobs), outputs);
 }
 
 void Engine::fork(Request& parent) {
   Group& group = requests_.at(parent.id);
   for (int64_t i = 1; i < parent.params.n; ++i) {
-    auto child = std::make_unique<Request>(parent);
+    auto child = std::make_shared<Request>(parent);
     child->index = i;
     child->seed = parent.seed + static_cast<uint64_t>(i);
     scheduler_->fork(&parent, child.get());
@@ -330,9 +404,12 @@ void Engine::fork(Request& parent) {
   }
 }
 
-// logits may be empty when no logprobs are wanted.
-void Engine::append_token(Request& request, int32_t token, std::span<const float> logits,
+void Engine::append_token(Request& request, int32_t token, std::vector<TokenLogprob> logprobs,
                           std::vector<StepOutput>& outputs) {
+  if (!request.last_token_is_known()) {  // now it is
+    request.tokens.pop_back();
+    request.row_of_last_token = Request::kKnown;
+  }
   StepOutput out;
   out.request_id = request.id;
   out.index = request.index;
@@ -346,9 +423,10 @@ void Engine::append_token(Request& request, int32_t token, std::span<const float
     out.error = str("the model's logits are not numbers (NaN or infinity) after token ", request.num_tokens());
   } else {
     request.tokens.push_back(token);
+    scheduler_->register_blocks(request);  // its keys and values may be computed already
     ++metrics_.num_generated_tokens;
     out.token = token;
-    if (params.logprobs) out.logprobs = sampler_.logprobs(logits, token, *params.logprobs);
+    out.logprobs = std::move(logprobs);
     if (!params.ignore_eos && contains(options_.eos_token_ids, token)) {
       out.finish_reason = FinishReason::kStop;
     } else if (contains(params.stop_token_ids, token)) {

@@ -2,10 +2,18 @@
 //
 // A step is: the scheduler picks chunks of requests, the transformer runs over their tokens, and each request whose
 // last known token was among them gets its next one. Text is somebody else's work (Python): here are only token ids.
+//
+// Where the device chooses the tokens, the host does not wait for them to start the next step: it schedules step n + 1
+// while step n runs, as if nobody would stop, and the device puts the tokens of step n into step n + 1 itself. What was
+// computed for a request that did stop is thrown away.
+//
+//   device   | step n       | step n+1     | step n+2     |
+//   host      start n+1  take n  start n+2  take n+1  start n+3
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -86,7 +94,8 @@ class Engine {
   bool abort_request(const std::string& id);
 
   // Runs one step. Empty when there was nothing to do. When the forward pass fails (no memory, a device error), the
-  // requests that were part of the step end with FinishReason::kError and the reason; the others go on.
+  // requests that were part of the step end with FinishReason::kError and the reason; the others go on. When this
+  // returns, the next step may be under way.
   std::vector<StepOutput> step();
 
   bool has_unfinished_requests() const { return !requests_.empty(); }
@@ -103,7 +112,7 @@ class Engine {
  private:
   // The sequences of one add_request() call, and what is collected for them.
   struct Group {
-    std::vector<std::unique_ptr<Request>> sequences;
+    std::vector<std::shared_ptr<Request>> sequences;
     std::vector<std::vector<TokenLogprob>> prompt_logprobs;
     int64_t num_unfinished = 0;
     bool forked = false;
@@ -129,14 +138,27 @@ class Engine {
     int64_t position;  // of the token that was the row's input
   };
 
+  // A step under way. Its requests may end before it does.
+  struct Flight {
+    std::vector<std::shared_ptr<Request>> requests;
+    std::vector<LogitsRow> rows;
+    bool sampled = false;  // the device chooses a token for each row
+    int64_t ticket = 0;
+  };
+
   int64_t choose_num_blocks(double utilization) const;
-  void run(const StepPlan& plan, Stopwatch& watch, std::vector<StepOutput>& outputs);
-  void give_up(const StepPlan& plan, const char* error, std::vector<StepOutput>& outputs);
+  bool start(std::vector<StepOutput>& outputs);
+  void launch(const StepPlan& plan, Flight& flight, Stopwatch& watch);
+  void take(const Flight& flight, std::vector<StepOutput>& outputs);
+  void give_up(const Flight& flight, const char* error, std::vector<StepOutput>& outputs);
+  void expect_tokens(const Flight& flight);
   StepBatch make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows) const;
-  void take_rows(int64_t begin, std::span<const LogitsRow> rows, Stopwatch& watch, std::vector<StepOutput>& outputs);
+  bool device_can_sample(const std::vector<LogitsRow>& rows) const;
+  void add_sampling(const std::vector<LogitsRow>& rows, StepBatch& batch) const;
   void take_row(const LogitsRow& row, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
-  void append_token(Request& request, int32_t token, std::span<const float> logits, std::vector<StepOutput>& outputs);
+  void append_token(Request& request, int32_t token, std::vector<TokenLogprob> logprobs,
+                    std::vector<StepOutput>& outputs);
   void fork(Request& parent);
   void finish(Request& request, FinishReason reason);
 
@@ -147,7 +169,8 @@ class Engine {
   std::unique_ptr<Scheduler> scheduler_;
   Sampler sampler_;
   std::unordered_map<std::string, Group> requests_;
-  std::vector<float> logits_;  // (at most max_logits_rows_, V), where the host looks at them
+  std::deque<Flight> flights_;  // oldest first
+  std::vector<float> logits_;   // (at most max_logits_rows_, V), where the host looks at them
   int64_t max_logits_rows_ = 0;
   uint64_t next_arrival_ = 0;
   EngineMetrics metrics_;

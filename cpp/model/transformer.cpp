@@ -1,5 +1,6 @@
 #include "model/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -16,7 +17,7 @@ Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, Trans
       limits_(limits),
       backend_(backend),
       rope_(config_.rope, config_.head_dim, config_.max_position_embeddings) {
-  const int64_t T = limits.max_tokens + backend.max_padding(), D = config_.hidden_size, F = config_.intermediate_size;
+  const int64_t T = backend.padded_rows(limits.max_tokens), D = config_.hidden_size, F = config_.intermediate_size;
   residual_ = Tensor(nullptr, dtype, {T, D});
   hidden_ = Tensor(nullptr, dtype, {T, D});
   qkv_ = Tensor(nullptr, dtype, {T, config_.qkv_size()});
@@ -24,7 +25,7 @@ Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, Trans
   gate_up_ = Tensor(nullptr, dtype, {T, 2 * F});
   mlp_ = Tensor(nullptr, dtype, {T, F});
   selected_ = Tensor(nullptr, dtype, {T, D});
-  logits_ = Tensor(nullptr, DType::kFloat32, {limits.max_logits_rows, config_.vocab_size});
+  logits_ = Tensor(nullptr, DType::kFloat32, {backend.padded_rows(limits.max_logits_rows), config_.vocab_size});
   allocate({&residual_, &hidden_, &qkv_, &attention_, &gate_up_, &mlp_, &selected_, &logits_});
   // Nothing reads them before it is written. But compute-sanitizer does not see what cuBLAS writes through the copy
   // engine, and could not tell a real fault from that.
@@ -59,7 +60,7 @@ void Transformer::allocate_kv_cache(int64_t num_blocks) {
   allocate(tensors);
 }
 
-void Transformer::forward(const StepBatch& step) {
+int64_t Transformer::forward(const StepBatch& step) {
   TV_CHECK(step.num_tokens() > 0 && step.num_tokens() <= limits_.max_tokens, "a step of ", step.num_tokens(),
            " tokens; the buffers hold ", limits_.max_tokens);
   const DeviceBatch batch = backend_.upload(step);
@@ -74,7 +75,12 @@ void Transformer::forward(const StepBatch& step) {
     if (n == 0) return;  // chunks in the middle of a prompt: the cache is all that was wanted
     backend_.add_rms_norm(residual, hidden, weights_.final_norm, config_.rms_norm_eps, hidden);
     backend_.gather_rows(hidden, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
+
+    if (step.sampling.empty()) return;
+    for (int64_t begin = 0; begin < n; begin += logits_.shape[0])
+      backend_.sample(compute_logits(begin, std::min(logits_.shape[0], n - begin)), batch, begin);
   });
+  return backend_.send(step.sampling.empty() ? 0 : std::ssize(step.logits_rows));
 }
 
 void Transformer::layer(int64_t l, const DeviceBatch& batch) {
@@ -110,7 +116,7 @@ void Transformer::layer(int64_t l, const DeviceBatch& batch) {
 }
 
 Tensor Transformer::compute_logits(int64_t begin, int64_t count) {
-  TV_CHECK(count <= limits_.max_logits_rows, count, " rows of logits; the buffer holds ", limits_.max_logits_rows);
+  TV_CHECK(count <= logits_.shape[0], count, " rows of logits; the buffer holds ", logits_.shape[0]);
   const Tensor out = logits_.rows(0, count);
   backend_.matmul(selected_.rows(begin, count), weights_.lm_head, Tensor(), out);  // (n, D) x (V, D)ᵀ -> (n, V)
   return out;
@@ -119,10 +125,6 @@ Tensor Transformer::compute_logits(int64_t begin, int64_t count) {
 void Transformer::logits(int64_t begin, int64_t count, float* host) {
   const Tensor out = compute_logits(begin, count);
   backend_.download(host, out.data, out.nbytes());
-}
-
-bool Transformer::sample(int64_t begin, std::span<const SampleRow> rows, int32_t* tokens) {
-  return backend_.sample(compute_logits(begin, static_cast<int64_t>(rows.size())), rows, tokens);
 }
 
 void Transformer::copy_block(int32_t src, int32_t dst) {

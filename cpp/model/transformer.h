@@ -25,16 +25,14 @@ class Transformer {
 
   void allocate_kv_cache(int64_t num_blocks);
 
-  // Runs all layers over the tokens of a step, writes their keys and values into the cache, and keeps the final
-  // hidden states of step.logits_rows for logits(). Fills in step.cos_sin is the caller's work (see rope()).
-  void forward(const StepBatch& step);
+  // Starts a step: runs all layers over its tokens, writes their keys and values into the cache, and keeps the final
+  // hidden states of step.logits_rows for logits(). With step.sampling, the device goes on and chooses a token for each
+  // of these rows. Returns the ticket for Backend::receive(), which waits for all that.
+  int64_t forward(const StepBatch& step);
 
   // Logits of rows [begin, begin + count) of the last step's logits_rows -> host (count, V) float32.
   // count is at most max_logits_rows.
   void logits(int64_t begin, int64_t count, float* host);
-
-  // A token for each of rows [begin, begin + rows.size()), chosen on the device. False: it leaves that to the host.
-  bool sample(int64_t begin, std::span<const SampleRow> rows, int32_t* tokens);
 
   // Copies a block's keys and values in every layer (copy-on-write).
   void copy_block(int32_t src, int32_t dst);

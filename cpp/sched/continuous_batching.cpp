@@ -36,7 +36,8 @@ class ContinuousBatching : public Scheduler {
     StepPlan plan;
     std::vector<Request*> decodes;
     std::vector<Request*> prefills;
-    for (Request* request : running_) (is_prefill(*request) ? prefills : decodes).push_back(request);
+    for (Request* request : running_)
+      if (request->num_uncomputed_tokens() > 0) (is_prefill(*request) ? prefills : decodes).push_back(request);
     const int64_t budget = config_.max_num_batched_tokens;
     const bool prefill_pending = !prefills.empty() || !waiting_.empty();
     const int64_t decode_share = prefill_pending ? std::max<int64_t>(1, budget - ceil_div(budget, 4)) : budget;

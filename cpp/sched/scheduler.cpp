@@ -103,7 +103,7 @@ bool Scheduler::try_admit(int64_t reserve, int64_t max_uncomputed, StepPlan& pla
   }
   TV_CHECK(allocator_.allocate(missing, table), "free blocks have gone");
   request.block_table = std::move(table);
-  request.num_computed_tokens = found_tokens;
+  request.num_computed_tokens = request.num_registered_tokens = found_tokens;
   if (request.num_preemptions == 0) {  // what it finds again of its own after a preemption is no hit
     request.num_cached_tokens = found_tokens;
     if (request.read_prefix_cache) allocator_.count_prefix_lookup(request.num_tokens(), found_tokens);
@@ -129,7 +129,7 @@ void Scheduler::preempt_newest(StepPlan& plan) {
 void Scheduler::release_blocks(Request& request) {
   allocator_.release(request.block_table);
   request.block_table.clear();
-  request.num_computed_tokens = 0;
+  request.num_computed_tokens = request.num_registered_tokens = 0;
 }
 
 // --- Blocks of a running request ---
@@ -148,6 +148,7 @@ void Scheduler::take_cached_blocks(Request& request) {
   std::copy(found.begin(), found.end(), own);
   const int64_t gained = (first + found_count) * block_size - request.num_computed_tokens;
   request.num_computed_tokens += gained;
+  request.num_registered_tokens = request.num_computed_tokens;
   if (request.num_preemptions == 0) {
     request.num_cached_tokens += gained;
     allocator_.count_prefix_lookup(0, gained);
@@ -182,8 +183,16 @@ void Scheduler::commit(const StepPlan& plan) {
     TV_CHECK(request->state == RequestState::kRunning && request->num_computed_tokens == start, name_of(*request),
              " has changed since it was scheduled");
     request->num_computed_tokens = start + count;
-    allocator_.register_blocks(request->block_table, request->tokens, request->cache_salt, start, start + count);
+    register_blocks(*request);
   }
+}
+
+void Scheduler::register_blocks(Request& request) {
+  const int64_t known = request.num_tokens() - (request.last_token_is_known() ? 0 : 1);
+  const int64_t begin = request.num_registered_tokens, end = std::min(request.num_computed_tokens, known);
+  if (end <= begin) return;
+  allocator_.register_blocks(request.block_table, request.tokens, request.cache_salt, begin, end);
+  request.num_registered_tokens = end;
 }
 
 void Scheduler::bring_forward(std::vector<Request*>& requests, int64_t count) {

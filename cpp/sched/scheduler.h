@@ -11,7 +11,9 @@
 //                          preempt: no block left for a decode, all blocks given back
 //
 // The engine's step: plan = schedule(); do plan.copies; run the forward pass on plan.chunks; commit(plan); append a
-// sampled token to each request whose chunk reached the end of its known tokens; remove() the finished ones.
+// sampled token to each request whose chunk reached the end of its known tokens; remove() the finished ones. When the
+// device runs behind the host, the engine appends a token that only the device knows (Request::row_of_last_token) and
+// schedules on.
 //
 // What a policy is free to choose is who is admitted, who computes, and how much: the two of them are in
 // static_batching.cpp and continuous_batching.cpp. What both need is in scheduler.cpp.
@@ -72,8 +74,12 @@ class Scheduler {
 
   virtual StepPlan schedule() = 0;
 
-  // The keys and values of the plan's chunks are now written.
+  // The keys and values of the plan's chunks are now written, or will be before those of any later plan.
   void commit(const StepPlan& plan);
+
+  // Offers the blocks that the request's computed tokens have filled to the prefix cache. commit() does so; after it,
+  // when a token has become known whose keys and values were computed before.
+  void register_blocks(Request& request);
 
   // Between commit() and the next schedule(), when the prompt of a request with params.n > 1 is computed: `child`, a
   // copy of `parent` with its own index, shares the parent's blocks and runs right after it. A block that is not full

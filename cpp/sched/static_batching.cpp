@@ -64,6 +64,7 @@ class StaticBatching : public Scheduler {
   // All prompts are computed: one token for each sequence, or for as many as fit into a step, in turn.
   void schedule_decodes(StepPlan& plan) {
     std::vector<Request*> decodes = running_;
+    std::erase_if(decodes, [](const Request* request) { return request->num_uncomputed_tokens() == 0; });
     bring_forward(decodes, config_.max_num_batched_tokens);
     for (Request* request : decodes) {
       if (budget_left(plan) == 0) break;

@@ -13,6 +13,10 @@ namespace tiny_vllm {
 // x (?, D)[rows (n)] -> out (n, D), row_bytes = D * size of an element. A negative row number leaves zeros.
 void gather_rows(const Stream& stream, const void* x, const int32_t* rows, void* out, int64_t n, int64_t row_bytes);
 
+// table (V, D)[ids (n)] -> out (n, D). An id ~i < 0 becomes sampled[i], also in `ids`; zeros where that is negative.
+void embedding(const Stream& stream, const void* table, int32_t* ids, const int32_t* sampled, void* out, int64_t n,
+               int64_t row_bytes);
+
 // out (rows, D) = norm of x (rows, D); with a residual: residual += x first, and the norm is taken of the rounded sum.
 template <typename T>
 void rms_norm(const Stream& stream, T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows,

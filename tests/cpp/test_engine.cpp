@@ -1,4 +1,5 @@
-// A step whose forward pass fails: its requests end with the reason, the others go on, and no block is lost.
+// The engine beside devices that fail, and devices that choose tokens themselves and are late to tell.
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
@@ -11,12 +12,9 @@
 namespace tiny_vllm {
 namespace {
 
-// The CPU backend, which fails in the one op that `fails_in` names.
-class FailingBackend final : public Backend {
+// The CPU backend, to be changed by tests.
+class Wrapped : public Backend {
  public:
-  explicit FailingBackend(const std::string& fails_in)
-      : fails_in_(fails_in), inner_(make_backend({.device = "cpu", .num_threads = 1})) {}
-
   std::string description() const override { return inner_->description(); }
   MemoryInfo memory() const override { return inner_->memory(); }
   Buffer allocate(int64_t bytes) override { return inner_->allocate(bytes); }
@@ -44,24 +42,125 @@ class FailingBackend final : public Backend {
   }
   void paged_attention(const Tensor& qkv, const DeviceBatch& batch, const AttentionShape& shape, const PagedKv& kv,
                        const Tensor& out) override {
-    if (fails_in_ == "attention") throw DeviceError("the device fell off the bus");
     inner_->paged_attention(qkv, batch, shape, kv, out);
   }
   void act_mul(const Tensor& gate_up, Activation activation, const Tensor& out) override {
     inner_->act_mul(gate_up, activation, out);
   }
   void gather_rows(const Tensor& x, const int32_t* rows, const Tensor& out) override {
-    if (fails_in_ == "logits") throw std::bad_alloc();
     inner_->gather_rows(x, rows, out);
+  }
+  void copy_block(const PagedKv& kv, int32_t src, int32_t dst) override { inner_->copy_block(kv, src, dst); }
+
+ private:
+  std::unique_ptr<Backend> inner_ = make_backend({.device = "cpu", .num_threads = 1});
+};
+
+// Fails in the one op that `fails_in` names.
+class FailingBackend final : public Wrapped {
+ public:
+  explicit FailingBackend(const std::string& fails_in) : fails_in_(fails_in) {}
+
+  void paged_attention(const Tensor& qkv, const DeviceBatch& batch, const AttentionShape& shape, const PagedKv& kv,
+                       const Tensor& out) override {
+    if (fails_in_ == "attention") throw DeviceError("the device fell off the bus");
+    Wrapped::paged_attention(qkv, batch, shape, kv, out);
+  }
+  void gather_rows(const Tensor& x, const int32_t* rows, const Tensor& out) override {
+    if (fails_in_ == "logits") throw std::bad_alloc();
+    Wrapped::gather_rows(x, rows, out);
   }
   void copy_block(const PagedKv& kv, int32_t src, int32_t dst) override {
     if (fails_in_ == "copy") throw DeviceError("the device fell off the bus");
-    inner_->copy_block(kv, src, dst);
+    Wrapped::copy_block(kv, src, dst);
   }
 
  private:
   const std::string& fails_in_;
-  std::unique_ptr<Backend> inner_;
+};
+
+// Chooses tokens itself, as a GPU does: the host learns them by receive() only, and until then names them by the row
+// that they were sampled for.
+class SamplingBackend final : public Wrapped {
+ public:
+  struct Log {
+    int64_t steps = 0;
+    int64_t ahead = 0;  // steps that began before the tokens of the step before were received
+    std::string fails_in;
+  };
+  explicit SamplingBackend(Log& log) : log_(log) {}
+
+  bool can_sample() const override { return true; }
+  int32_t max_logprobs() const override { return 3; }
+
+  void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) override {
+    std::vector<int32_t> known(ids, ids + out.shape[0]);
+    for (int32_t& id : known)
+      if (id < 0) id = tokens_.at(~id);
+    known_ = known;
+    Wrapped::embedding(table, known.data(), out);
+  }
+
+  DeviceBatch upload(const StepBatch& batch) override {
+    ++log_.steps;
+    log_.ahead += sent_ != received_;
+    return Wrapped::upload(batch);
+  }
+
+  void sample(const Tensor& logits, const DeviceBatch& batch, int64_t begin) override {
+    if (log_.fails_in == "sample") throw DeviceError("the device fell off the bus");
+    const int64_t V = logits.shape[1];
+    tokens_.resize(begin + logits.shape[0]);
+    logprobs_.resize(tokens_.size() * 4);
+    for (int64_t i = begin; i < std::ssize(tokens_); ++i) {
+      const SampleRow& row = batch.host->sampling[i];
+      const std::span<const float> values(logits.as<float>() + (i - begin) * V, V);
+      SamplingParams params;
+      params.temperature = row.temperature;
+      params.top_k = row.top_k;
+      params.top_p = row.top_p;
+      params.min_p = row.min_p;
+      params.repetition_penalty = row.repetition_penalty;
+      params.presence_penalty = row.presence_penalty;
+      params.frequency_penalty = row.frequency_penalty;
+      std::vector<int32_t> prompt, output;
+      if (row.has_penalties()) {
+        const auto& starts = batch.host->token_counts_start;
+        for (int32_t c = starts.at(i); c < starts.at(i + 1); ++c) {
+          const TokenCount& count = batch.host->token_counts[c];
+          prompt.push_back(count.token);
+          output.insert(output.end(), count.count, count.token);
+        }
+        (row.last_is_output ? output : prompt).push_back(known_.at(batch.host->logits_rows[i]));
+      }
+      tokens_[i] = sampler_.sample(values, params, {row.seed, row.position}, {prompt, output});
+      if (row.num_logprobs < 0) continue;
+      const std::vector<TokenLogprob> all = sampler_.logprobs(values, tokens_[i], row.num_logprobs);
+      for (size_t j = 0; j < all.size(); ++j)
+        logprobs_[i * 4 + j] = {all[j].token, all[j].logprob, static_cast<int32_t>(all[j].rank)};
+    }
+  }
+
+  int64_t send(int64_t n) override {
+    sent_tokens_[sent_ % 2].assign(tokens_.begin(), tokens_.begin() + n);
+    sent_logprobs_[sent_ % 2].assign(logprobs_.begin(), logprobs_.begin() + n * 4);
+    return sent_++;
+  }
+  Sampled receive(int64_t ticket) override {
+    if (log_.fails_in == "receive") throw DeviceError("the device fell off the bus");
+    CHECK(ticket >= sent_ - 2);
+    received_ = ticket + 1;
+    return {sent_tokens_[ticket % 2], sent_logprobs_[ticket % 2]};
+  }
+
+ private:
+  Log& log_;
+  Sampler sampler_;
+  std::vector<int32_t> tokens_, known_;
+  std::vector<DeviceLogprob> logprobs_;
+  std::vector<int32_t> sent_tokens_[2];
+  std::vector<DeviceLogprob> sent_logprobs_[2];
+  int64_t sent_ = 0, received_ = 0;
 };
 
 constexpr const char* kConfig = R"({
@@ -71,7 +170,8 @@ constexpr const char* kConfig = R"({
 })";
 
 // Two sequences at a time, blocks of 4 tokens, 8 of them.
-std::unique_ptr<Engine> make_engine(const std::string& fails_in) {
+std::unique_ptr<Engine> make_engine(std::unique_ptr<Backend> backend, const std::string& scheduler = "continuous",
+                                    bool enforce_eager = false) {
   EngineOptions options;
   options.dtype = DType::kFloat32;
   options.dummy_weights = true;
@@ -79,9 +179,12 @@ std::unique_ptr<Engine> make_engine(const std::string& fails_in) {
   options.max_num_seqs = 2;
   options.max_num_batched_tokens = 16;
   options.kv_cache_memory_bytes = 8 * 2 * 2 * 2 * 4 * 8 * 4;  // NB, L, keys and values, Hk, BS, Dh, bytes
-  options.scheduler = "continuous";
-  return std::make_unique<Engine>(kConfig, "config.json", "", options, std::make_unique<FailingBackend>(fails_in),
-                                  nullptr);
+  options.scheduler = scheduler;
+  options.backend.enforce_eager = enforce_eager;
+  return std::make_unique<Engine>(kConfig, "config.json", "", options, std::move(backend), nullptr);
+}
+std::unique_ptr<Engine> make_engine(const std::string& fails_in) {
+  return make_engine(std::make_unique<FailingBackend>(fails_in));
 }
 
 SamplingParams greedy(int64_t max_tokens, int64_t n = 1) {
@@ -167,6 +270,161 @@ TEST(a_failing_forward_pass_ends_all_n_sequences) {
     CHECK(!engine->has_unfinished_requests());
     check_all_free(*engine);
   }
+}
+
+// ---- devices that choose the tokens themselves ----
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<TokenLogprob> logprobs;  // of all tokens, one after another
+  FinishReason reason = FinishReason::kNone;
+};
+using Answers = std::map<std::pair<std::string, int64_t>, Answer>;
+
+void collect(const std::vector<StepOutput>& outputs, Answers& answers) {
+  for (const StepOutput& out : outputs) {
+    Answer& answer = answers[{out.request_id, out.index}];
+    CHECK(answer.reason == FinishReason::kNone);
+    if (out.token >= 0) answer.tokens.push_back(out.token);
+    answer.logprobs.insert(answer.logprobs.end(), out.logprobs.begin(), out.logprobs.end());
+    answer.reason = out.finish_reason;
+  }
+}
+
+// Requests of all kinds, more than there is room for, some of which come while others run.
+void add_mixed(Engine& engine, int round) {
+  const auto prompt = [&](int length) {
+    std::vector<int32_t> ids;
+    for (int i = 0; i < length; ++i) ids.push_back((7 * i + 3 * round) % 64);
+    return ids;
+  };
+  const std::string r = std::to_string(round);
+  SamplingParams params = greedy(16);
+  engine.add_request("greedy" + r, prompt(5), params);
+  params.repetition_penalty = 1.3;
+  params.presence_penalty = 0.5;
+  params.logprobs = 2;
+  engine.add_request("penalties" + r, prompt(11), params);
+  params = SamplingParams();
+  params.temperature = 3;
+  params.seed = 11;
+  params.max_tokens = 12;
+  params.ignore_eos = true;
+  for (int32_t id = 0; id < 64; id += 5) params.stop_token_ids.push_back(id);  // one in five: most stop early
+  engine.add_request("stops" + r, prompt(3), params);
+  params.stop_token_ids.clear();
+  params.n = 2;
+  params.max_tokens = 5;
+  engine.add_request("n" + r, prompt(4), params);
+  params.n = 1;
+  params.logprobs = 9;  // more than SamplingBackend reports
+  engine.add_request("logprobs" + r, prompt(6), params);
+  params.logprobs.reset();
+  params.prompt_logprobs = 1;
+  params.max_tokens = 1;
+  engine.add_request("prompt" + r, prompt(6), params);
+}
+
+Answers run_mixed(Engine& engine) {
+  Answers answers;
+  add_mixed(engine, 0);
+  for (int step = 0; engine.has_unfinished_requests(); ++step) {
+    if (step == 3 || step == 17) add_mixed(engine, step);
+    if (step == 8) CHECK(engine.abort_request("penalties3"));
+    collect(engine.step(), answers);
+    engine.scheduler().check_invariants();
+  }
+  CHECK_EQ(engine.allocator().free_blocks(), engine.allocator().num_blocks());
+  std::erase_if(answers, [](const auto& entry) { return entry.first.first == "penalties3"; });
+  return answers;
+}
+
+TEST(steps_that_start_early_change_no_answer) {
+  for (const std::string scheduler : {"continuous", "static"}) {
+    SamplingBackend::Log ahead, waiting;
+    const auto host = make_engine(std::make_unique<Wrapped>(), scheduler);
+    const auto device = make_engine(std::make_unique<SamplingBackend>(ahead), scheduler);
+    const auto eager = make_engine(std::make_unique<SamplingBackend>(waiting), scheduler, true);
+    const Answers expected = run_mixed(*host);
+    CHECK_EQ(expected.size(), size_t{20});  // 3 times 7 sequences, less one
+    for (const auto& engine : {&device, &eager}) {
+      const Answers answers = run_mixed(**engine);
+      CHECK_EQ(answers.size(), expected.size());
+      for (const auto& [key, answer] : expected) {
+        CHECK(answers.at(key).tokens == answer.tokens);
+        CHECK(answers.at(key).reason == answer.reason);
+        CHECK_EQ(answers.at(key).logprobs.size(), answer.logprobs.size());
+        for (size_t i = 0; i < answer.logprobs.size(); ++i) {
+          CHECK_EQ(answers.at(key).logprobs[i].token, answer.logprobs[i].token);
+          CHECK_EQ(answers.at(key).logprobs[i].rank, answer.logprobs[i].rank);
+        }
+      }
+    }
+    CHECK(ahead.ahead > 0);
+    CHECK_EQ(waiting.ahead, int64_t{0});
+    if (scheduler == "continuous") CHECK(device->metrics().num_preemptions > 0);
+  }
+}
+
+// The engine returns a token with each step, though the next step is under way by then.
+TEST(every_step_brings_a_token) {
+  SamplingBackend::Log log;
+  const auto engine = make_engine(std::make_unique<SamplingBackend>(log));
+  for (int round = 0; round < 3; ++round) {
+    engine->add_request("a", {1, 2, 3}, greedy(4));
+    for (int i = 0; i < 4; ++i) CHECK_EQ(engine->step().size(), size_t{1});
+    CHECK(!engine->has_unfinished_requests());
+  }
+  CHECK_EQ(log.steps, int64_t{12});  // no step beyond max_tokens
+  check_all_free(*engine);
+}
+
+// What was found out about a text while steps ran ahead is in the prefix cache, token for token.
+TEST(the_prefix_cache_is_the_same_when_steps_start_early) {
+  SamplingBackend::Log log;
+  for (const bool eager : {false, true}) {
+    const auto engine = make_engine(std::make_unique<SamplingBackend>(log), "continuous", eager);
+    engine->add_request("a", {1, 2, 3, 4, 5}, greedy(12));
+    std::vector<int32_t> text = {1, 2, 3, 4, 5};
+    for (int32_t token : run_to_the_end(*engine, "a")) text.push_back(token);
+    CHECK_EQ(engine->allocator().cached_blocks(), int64_t{4});  // of 17 tokens, the last of which was never an input
+    engine->add_request("b", text, greedy(1));
+    const std::vector<StepOutput> outputs = engine->step();
+    CHECK_EQ(outputs.at(0).num_cached_tokens, int64_t{16});
+  }
+}
+
+TEST(a_device_that_fails_late_ends_the_requests_under_way) {
+  for (const std::string op : {"sample", "receive"}) {
+    SamplingBackend::Log log;
+    const auto engine = make_engine(std::make_unique<SamplingBackend>(log));
+    engine->add_request("a", {20, 21, 22, 23, 24}, greedy(8));
+    engine->add_request("b", {1, 2, 3}, greedy(8));
+    CHECK_EQ(engine->step().size(), size_t{2});
+    log.fails_in = op;
+    Answers answers;
+    while (engine->has_unfinished_requests()) collect(engine->step(), answers);
+    CHECK_EQ(answers.size(), size_t{2});
+    for (const auto& [key, answer] : answers) CHECK(answer.reason == FinishReason::kError);
+    check_all_free(*engine);
+    log.fails_in = "";
+    engine->add_request("a", {1, 2, 3}, greedy(3));
+    CHECK_EQ(run_to_the_end(*engine, "a").size(), size_t{3});
+  }
+}
+
+TEST(a_request_that_is_aborted_under_way_leaves_nothing_behind) {
+  SamplingBackend::Log log;
+  const auto engine = make_engine(std::make_unique<SamplingBackend>(log));
+  engine->add_request("a", {1, 2, 3}, greedy(8));
+  engine->step();
+  CHECK(engine->abort_request("a"));
+  check_all_free(*engine);
+  engine->add_request("a", {20, 21, 22, 23, 24}, greedy(3));  // the same id, while the old one's step is under way
+  const std::vector<int32_t> tokens = run_to_the_end(*engine, "a");
+  engine->add_request("b", {20, 21, 22, 23, 24}, greedy(3));
+  CHECK(run_to_the_end(*engine, "b") == tokens);
+  check_all_free(*engine);
 }
 
 }  // namespace

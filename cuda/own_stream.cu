@@ -1,0 +1,39 @@
+#include "own_stream.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/build_info.h"
+#include "base/error.h"
+
+namespace tiny_vllm {
+namespace {
+
+__global__ void probe_kernel() {}
+
+}  // namespace
+
+OwnStream::OwnStream() {
+  int device = 0;
+  TV_CUDA(cudaGetDevice(&device));
+  TV_CUDA(cudaGetDeviceProperties(&properties_, device));
+  const auto& built = build_info().cuda_architectures;
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    std::string list;
+    for (const std::string& arch : built) list += (list.empty() ? "" : ", ") + arch;
+    throw DeviceError(str("this build has code for compute capabilities ", list, ", and ", properties_.name, " has ",
+                          properties_.major, properties_.minor, ": build again with CUDAARCHS=", properties_.major,
+                          properties_.minor));
+  }
+  check_cuda(error, "cudaFuncGetAttributes(&attributes, probe_kernel)");
+  stream_.num_sms = properties_.multiProcessorCount;
+  stream_.dependent_launch = properties_.major >= 9;
+  stream_.has_wgmma =
+      properties_.major == 9 && properties_.minor == 0 && std::find(built.begin(), built.end(), "90a") != built.end();
+  TV_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
+}
+
+}  // namespace tiny_vllm
