@@ -11,9 +11,10 @@ from typing import Any
 import fixtures
 import numpy as np
 import pytest
-from helpers import greedy, open_engine, tokens_of
+from helpers import greedy, open_engine, prompt_of, tokens_of
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import InvalidRequestError
+from tiny_vllm.outputs import CompletionOutput
 from tiny_vllm.sampling_params import SamplingParams
 
 # 16 tokens with distinct probabilities between 0.19 and 0.016, in no order.
@@ -253,6 +254,141 @@ def test_seeds(rand_folder: Path) -> None:
     assert run(0, -1) != run(0, 1)  # a negative seed is one of its own
 
 
+# ---- penalties ---------------------------------------------------------------------------------------------
+
+PENALTIES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8},
+    {"frequency_penalty": 0.07},
+    {"frequency_penalty": -0.05},
+    {"presence_penalty": 1.1},
+    {"presence_penalty": -2.0},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.1, "presence_penalty": -0.3},
+]
+
+
+def penalized(
+    logits: Any,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> np.ndarray:
+    """By the definitions, in float32: repetition for what the prompt or the output has, frequency for each
+    time and presence for once in the output.
+    """
+    x = np.array(logits, np.float32)
+    seen = np.zeros(len(x), bool)
+    seen[[*prompt, *output]] = True
+    count = np.bincount(np.asarray(output, np.int64), minlength=len(x)).astype(np.float32)
+    repetition = np.where(seen, np.float32(repetition_penalty), np.float32(1))
+    x = np.where(x > 0, x / repetition, x * repetition)
+    x -= np.float32(frequency_penalty) * count
+    x -= np.float32(presence_penalty) * (count > 0)
+    return x
+
+
+def penalized_draws(
+    logits: Sequence[float],
+    prompt: Sequence[int],
+    count: int,
+    seed: int,
+    filters: dict[str, Any],
+    **penalties: Any,
+) -> list[int]:
+    """The tokens that a request gets, one after the other."""
+    output: list[int] = []
+    while len(output) < count:
+        x = penalized(logits, prompt, output, **penalties)
+        output.append(race(filtered([float(v) for v in x], **filters), seed, len(prompt) + len(output)))
+    return output
+
+
+@pytest.mark.parametrize("penalties", PENALTIES, ids=label)
+@pytest.mark.parametrize(
+    "filters", [{}, {"temperature": 0.6, "top_k": 7}, {"min_p": 0.1, "top_p": 0.8}], ids=label
+)
+def test_every_draw_is_from_the_penalized_logits(
+    filters: dict[str, Any], penalties: dict[str, Any], fixed: Callable[..., Engine]
+) -> None:
+    """Before all filters, for two sequences with a history each. What is reported are the raw logits."""
+    prompt, seed = [4, 1, 4, 4, 13], 77
+    raw = np.log(probabilities(LOGITS))
+    output = fixed().generate(
+        prompt,
+        SamplingParams(n=2, seed=seed, max_tokens=60, ignore_eos=True, logprobs=1, **filters, **penalties),
+    )[0]
+    for completion in output.outputs:
+        expected = penalized_draws(LOGITS, prompt, 60, seed + completion.index, filters, **penalties)
+        assert completion.token_ids == expected
+        assert completion.logprobs is not None
+        for token, row in zip(expected, completion.logprobs, strict=True):
+            assert row[token].logprob == pytest.approx(raw[token], abs=1e-6)
+            assert row[4].rank == 1
+    assert output.outputs[0].token_ids != penalized_draws(LOGITS, prompt, 60, seed, filters)
+
+
+@pytest.mark.parametrize("penalties", PENALTIES, ids=label)
+def test_the_history_is_all_of_the_prompt_whoever_computed_it(
+    penalties: dict[str, Any], fixed: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Found in the prefix cache, read in chunks, or computed again after a preemption."""
+    prompts = [
+        [*([4] * 40), 9, 2, token] for token in (6, 7, 12)
+    ]  # the best token lies far back, and only there
+    params = SamplingParams(seed=5, max_tokens=50, ignore_eos=True, temperature=0.4, **penalties)
+    expected = [penalized_draws(LOGITS, p, 50, 5, {"temperature": 0.4}, **penalties) for p in prompts]
+
+    engine = fixed()
+    engine.generate(prompts[0], greedy(1))
+    outputs = [engine.generate(p, params)[0] for p in prompts]
+    assert all(o.num_cached_tokens >= 32 for o in outputs)
+    assert [tokens_of(o) for o in outputs] == expected
+
+    folder = fixtures.write_fixed(tmp_path, LOGITS)
+    tight = open_engine(folder, num_blocks=40, block_size=4, max_num_batched_tokens=16)
+    assert [tokens_of(o) for o in tight.generate(prompts, params)] == expected
+    assert tight.metrics()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [{"frequency_penalty": 0.5}, {"presence_penalty": 1.5}, {"presence_penalty": -1.0}],
+    ids=label,
+)
+def test_greedy_with_penalties_on_a_model_with_a_history(
+    penalties: dict[str, Any], rand_folder: Path
+) -> None:
+    """The logits differ at each step here, and the log probabilities of all tokens tell what was chosen from:
+    these two penalties do not mind a constant.
+    """
+    prompts = [prompt_of(length, seed=length) for length in (1, 20, 33)]
+    engine = open_engine(rand_folder)
+    outputs = engine.generate(prompts, greedy(30, ignore_eos=True, logprobs=512, **penalties))
+    plain = engine.generate(prompts, greedy(30, ignore_eos=True))
+    assert [tokens_of(o) for o in outputs] != [tokens_of(o) for o in plain]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion: CompletionOutput = output.outputs[0]
+        assert completion.logprobs is not None
+        for i, row in enumerate(completion.logprobs):
+            raw = [row[token].logprob for token in range(512)]
+            x = penalized(raw, prompt, completion.token_ids[:i], **penalties)
+            assert x.max() - x[completion.token_ids[i]] < 1e-5
+
+
+def test_extreme_penalties_still_choose(fixed: Callable[..., Engine]) -> None:
+    """Beyond what float32 holds a logit becomes the largest or smallest one, never NaN or infinity."""
+
+    def run(**penalties: float) -> list[int]:
+        params = greedy(3, ignore_eos=True, **penalties)
+        return tokens_of(fixed().generate([4, 1, 3], params)[0])
+
+    assert run(repetition_penalty=1e300) == [9, 2, 6]  # each best token is 0 after its turn
+    assert run(repetition_penalty=1e-300) == [4, 4, 4]
+    assert run(repetition_penalty=5e-324, presence_penalty=2.0, frequency_penalty=2.0) == [4, 4, 4]
+
+
 # ---- values that no request may have -----------------------------------------------------------------------
 
 
@@ -276,6 +412,16 @@ def test_seeds(rand_folder: Path) -> None:
         ("top_k", 2**63),
         ("min_p", -0.1),
         ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("repetition_penalty", "1"),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", None),
         ("seed", 1.5),
         ("seed", "1"),
         ("seed", 2**63),
@@ -306,6 +452,7 @@ def test_vllm_defaults() -> None:
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
     assert (params.max_tokens, params.seed, params.ignore_eos, params.stop_token_ids) == (16, None, False, [])
+    assert (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
     assert (params.logprobs, params.prompt_logprobs) == (None, None)
     assert params == SamplingParams() != SamplingParams(top_k=3)
     assert "top_k=3" in repr(SamplingParams(top_k=3))

@@ -92,6 +92,47 @@ TEST(filters_in_order) {
   CHECK(drawn(logits, with(1, 0, 1, 0.26)) == std::vector<bool>({false, true, true, false}));
 }
 
+TEST(penalties_change_what_the_history_has) {
+  SamplingParams params = with(0);
+  CHECK(!params.has_penalties());
+  params.repetition_penalty = 2;
+  params.frequency_penalty = 0.5;
+  params.presence_penalty = 0.25;
+  CHECK(params.has_penalties());
+  CHECK_EQ(penalized(4, 0, params), 2.0f);
+  CHECK_EQ(penalized(-4, 0, params), -8.0f);
+  CHECK_EQ(penalized(4, 3, params), 0.25f);  // 2 - 1.5 - 0.25
+  CHECK_EQ(penalized(-4, 1, params), -8.75f);
+  CHECK_EQ(penalized(0, 1, params), -0.75f);
+  CHECK_EQ(penalized(-kInf, 1, params), -kInf);
+  CHECK_EQ(penalized(kInf, 1, params), kInf);
+  CHECK(std::isnan(penalized(kNan, 1, params)));
+
+  // Tokens that come several times change once; the counts are gone before the next call.
+  Sampler sampler;
+  const std::vector<float> logits{4, 1.9f, 3.9f, -1};
+  const std::vector<int32_t> prompt{0, 3, 0, 0}, output{2, 0, 2}, others{1, 1};
+  for (int time = 0; time < 2; ++time) {
+    CHECK_EQ(sampler.sample(logits, params, {0, 0}, {prompt, {}}), 2);      // 2 1.9 3.9
+    CHECK_EQ(sampler.sample(logits, params, {0, 0}, {prompt, output}), 1);  // 1.25 1.9 0.7
+    CHECK_EQ(sampler.sample(logits, params, {0, 0}, {others, others}), 0);  // 4 -0.3 3.9
+    CHECK_EQ(sampler.sample(logits, with(0), {0, 0}, {prompt, output}), 0);
+  }
+  CHECK_EQ(sampler.logprobs(logits, 0, 0)[0].rank, 1);
+}
+
+TEST(any_penalty_is_safe) {
+  for (double repetition : {5e-324, 1e-300, 1e-38, 1e38, 1e300})
+    for (float logit : {-3e38f, -1.0f, -0.0f, 0.0f, 1e-45f, 1.0f, 3e38f})
+      for (double other : {-2.0, 0.0, 2.0}) {
+        SamplingParams params;
+        params.repetition_penalty = repetition;
+        params.frequency_penalty = other;
+        params.presence_penalty = other;
+        CHECK(std::isfinite(penalized(logit, 1'000'000, params)));
+      }
+}
+
 TEST(a_draw_depends_on_seed_and_position_only) {
   const std::vector<float> logits(1000, 0.0f);
   Sampler a, b;
@@ -146,6 +187,13 @@ TEST(sampling_params_are_checked) {
   refused("top_p", [](auto& p) { p.top_p = 0; });
   refused("top_p", [](auto& p) { p.top_p = kNan; });
   refused("min_p", [](auto& p) { p.min_p = 1.5; });
+  refused("repetition_penalty", [](auto& p) { p.repetition_penalty = 0; });
+  refused("repetition_penalty", [](auto& p) { p.repetition_penalty = kNan; });
+  refused("repetition_penalty", [](auto& p) { p.repetition_penalty = kInf; });
+  refused("frequency_penalty", [](auto& p) { p.frequency_penalty = 2.5; });
+  refused("frequency_penalty", [](auto& p) { p.frequency_penalty = kNan; });
+  refused("presence_penalty", [](auto& p) { p.presence_penalty = -2.5; });
+  refused("presence_penalty", [](auto& p) { p.presence_penalty = kNan; });
   refused("max_tokens", [](auto& p) { p.max_tokens = 0; });
   refused("logprobs", [](auto& p) { p.logprobs = 11; });
   refused("prompt_logprobs", [](auto& p) { p.prompt_logprobs = -1; });
