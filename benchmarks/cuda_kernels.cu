@@ -310,8 +310,10 @@ void bench_sampling(Bench& b) {
   const std::vector<std::pair<const char*, SampleRow>> ways = {
       {"greedy", greedy}, {"temperature", plain}, {"top_k", top_k}, {"top_p", top_p}, {"top_k+top_p", both}};
   for (const int64_t n : {1, 64, 256}) {
+    const std::string m = " m=" + std::to_string(n);
+    float* logits = b.random<float>(n * V, 10);
     SamplingArgs args;
-    args.logits = b.random<float>(n * V, 10);
+    args.logits = logits;
     args.n = n;
     args.vocab_size = V;
     args.partials = b.allocate<char>(sampling_partial_bytes(b.stream, n));
@@ -321,9 +323,39 @@ void bench_sampling(Bench& b) {
     for (const auto& [name, row] : ways) {
       args.rows = b.copy_of(std::vector<SampleRow>(n, row));
       args.cuts = has_filter(row, V) ? cuts : nullptr;
-      b.time(std::string("sample ") + name + " m=" + std::to_string(n), 4.0 * n * V, 0,
-             [&](int) { sample_rows(b.stream, args); });
+      b.time(std::string("sample ") + name + m, 4.0 * n * V, 0, [&](int) { sample_rows(b.stream, args); });
     }
+
+    SampleRow row;
+    row.num_logprobs = 20;
+    row.repetition_penalty = 1.1;
+    LogprobsArgs probabilities;
+    probabilities.logits = args.logits;
+    probabilities.rows = b.copy_of(std::vector<SampleRow>(n, row));
+    probabilities.tokens = b.copy_of(std::vector<int32_t>(n, 7919));
+    probabilities.n = n;
+    probabilities.vocab_size = V;
+    probabilities.out = b.allocate<DeviceLogprob>(n * (kMaxLogprobs + 1));
+    b.time("logprobs 20" + m, 4.0 * n * V, 0, [&](int) { logprobs(b.stream, probabilities); });
+
+    constexpr int32_t kSaid = 1024;  // tokens that each request has said
+    std::vector<TokenCount> counts;
+    std::vector<int32_t> starts;
+    for (int32_t i = 0; i < n * kSaid; ++i) counts.push_back({i % kSaid * 125, 1});
+    for (int32_t r = 0; r <= n; ++r) starts.push_back(r * kSaid);
+    PenaltyArgs penalties;
+    penalties.logits = logits;
+    penalties.rows = probabilities.rows;
+    penalties.counts = b.copy_of(counts);
+    penalties.starts = b.copy_of(starts);
+    penalties.last_tokens = b.copy_of(std::vector<int32_t>(n, -1));
+    penalties.saved = b.allocate<float>(n * (kSaid + 1));
+    penalties.n = n;
+    penalties.vocab_size = V;
+    b.time("penalize and restore 1024" + m, 2.0 * 16 * n * kSaid, 0, [&](int) {
+      penalize(b.stream, penalties);
+      restore(b.stream, penalties);
+    });
     b.free_all();
   }
 }
