@@ -13,7 +13,7 @@ __global__ void probe_kernel() {}
 
 }  // namespace
 
-OwnStream::OwnStream() {
+OwnStream::OwnStream(bool profile) {
   int device = 0;
   TV_CUDA(cudaGetDevice(&device));
   TV_CUDA(cudaGetDeviceProperties(&properties_, device));
@@ -30,9 +30,10 @@ OwnStream::OwnStream() {
   }
   check_cuda(error, "cudaFuncGetAttributes(&attributes, probe_kernel)");
   stream_.num_sms = properties_.multiProcessorCount;
-  stream_.dependent_launch = properties_.major >= 9;
+  stream_.dependent_launch = properties_.major >= 9 && !profile;
   stream_.has_wgmma =
       properties_.major == 9 && properties_.minor == 0 && std::find(built.begin(), built.end(), "90a") != built.end();
+  if (profile) stream_.timer = &timer_.emplace();
   TV_CUDA(cudaStreamCreateWithFlags(&stream_.handle, cudaStreamNonBlocking));
 }
 

@@ -1,23 +1,27 @@
 // The stream that everything runs on, in order, and the GPU it belongs to.
 #pragma once
 
+#include <optional>
+
 #include "launch.h"
 
 namespace tiny_vllm {
 
 class OwnStream {
  public:
-  // Throws DeviceError when this build has no code for the GPU.
-  OwnStream();
+  // With `profile`, every launch is timed. Throws DeviceError when this build has no code for the GPU.
+  explicit OwnStream(bool profile = false);
   ~OwnStream() { cudaStreamDestroy(stream_.handle); }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
 
   const Stream& stream() const { return stream_; }
+  KernelTimer* timer() { return stream_.timer; }  // null without a profile
   const cudaDeviceProp& properties() const { return properties_; }
 
  private:
   Stream stream_;
+  std::optional<KernelTimer> timer_;
   cudaDeviceProp properties_{};
 };
 
