@@ -177,8 +177,8 @@ Ceilings measure_ceilings(Bench& b) {
   const auto square = [&](bfloat16* p) { return Tensor(p, DType::kBFloat16, {kSize, kSize}); };
   const Tensor x = square(b.random(kSize * kSize)), weight = square(b.random(kSize * kSize, 0.02f));
   const Tensor product = square(b.allocate<bfloat16>(kSize * kSize));
-  c.gemm_tflop_s =
-      2.0 * kSize * kSize * kSize / 1e6 / b.measure([&](int) { gemm.matmul(x, weight, Tensor(), product); });
+  c.gemm_tflop_s = 2.0 * kSize * kSize * kSize / 1e6 /
+                   b.measure([&](int) { gemm.matmul(x, weight, Tensor(), product, Gemm::kStore); });
   b.free_all();
   std::printf("this GPU: %.0f GB/s read, %.0f GB/s copied, %.0f TFLOP/s (cuBLAS, bf16, 8192 x 8192 x 8192)\n",
               c.read_gb_s, c.copy_gb_s, c.gemm_tflop_s);
@@ -195,19 +195,34 @@ void bench_products(Bench& b) {
     const auto [n, k] = nk;
     const int copies = static_cast<int>(std::clamp<int64_t>((int64_t{256} << 20) / (n * k * 2), 1, kCalls));
     const DType dtype = n == V ? DType::kFloat32 : DType::kBFloat16;  // logits are float32
-    bfloat16* weight = b.random(copies * n * k, 0.02f);
+    bfloat16 *weight = b.random(copies * n * k, 0.02f), *norm_weight = b.random(k);
     for (const int64_t m : {1, 2, 8, 16, 32, 64, 256, 2048, 8192}) {
       if (m > 256 && n == V) continue;  // only the last row of a prompt has logits
       bfloat16* x = b.random(m * k);
       const Tensor tx(x, DType::kBFloat16, {m, k}), out(b.allocate<float>(m * n), dtype, {m, n});
       const double bytes = 2.0 * n * k + 2.0 * m * k + static_cast<double>(out.nbytes()), flops = 2.0 * m * n * k;
-      if (gemv_takes(m, n, k)) {
-        b.time(std::string("gemv ") + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
-          gemv(b.stream, x, weight + i % copies * n * k, nullptr, out.data, dtype == DType::kFloat32, m, n, k);
+      GemvArgs args;
+      args.x = x;
+      args.epilogue = dtype == DType::kFloat32 ? GemvArgs::kStoreFloat : GemvArgs::kStore;
+      args.eps = 1e-5f;
+      args.out = out.data;
+      args.m = m;
+      args.n = n;
+      args.k = k;
+      const auto time_gemv = [&](const char* what) {
+        b.time(std::string(what) + " " + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
+          args.weight = weight + i % copies * n * k;
+          gemv(b.stream, args);
         });
-      }
+      };
+      if (gemv_takes(m, n, k)) time_gemv("gemv");
+      args.norm_weight = norm_weight;
+      if (gemv_norm_takes(m, n, k)) time_gemv("norm_gemv");
+      args.epilogue = GemvArgs::kActMul;
+      if (gemv_norm_takes(m, n, k) && n == 2 * F) time_gemv("norm_gemv_act_mul");
+      const Gemm::Mode mode = k == F || n == D ? Gemm::kAdd : Gemm::kStore;  // o and down add to the residual stream
       b.time(std::string("cublas ") + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
-        gemm.matmul(tx, Tensor(weight + i % copies * n * k, DType::kBFloat16, {n, k}), Tensor(), out);
+        gemm.matmul(tx, Tensor(weight + i % copies * n * k, DType::kBFloat16, {n, k}), Tensor(), out, mode);
       });
     }
     b.free_all();
@@ -262,11 +277,8 @@ void bench_attention(Bench& b, int64_t requests, int64_t tokens, int64_t context
 void bench_small(Bench& b) {
   for (const int64_t t : {1, 64, 256, 2048, 8192}) {
     const std::string m = " m=" + std::to_string(t);
-    bfloat16 *x = b.random(t * 2 * F), *y = b.random(t * F), *w = b.random(D), *residual = b.random(t * D);
-    b.time("rms_norm" + m, 2.0 * (2 * t + 1) * D, 0,
-           [&](int) { rms_norm<bfloat16>(b.stream, nullptr, x, w, 1e-5f, y, t, D); });
-    b.time("add_rms_norm" + m, 2.0 * (4 * t + 1) * D, 0,
-           [&](int) { rms_norm(b.stream, residual, x, w, 1e-5f, y, t, D); });
+    bfloat16 *x = b.random(t * 2 * F), *y = b.random(t * F), *w = b.random(D);
+    b.time("rms_norm" + m, 2.0 * (2 * t + 1) * D, 0, [&](int) { rms_norm(b.stream, x, w, 1e-5f, y, t, D); });
     b.time("act_mul" + m, 6.0 * t * F, 0, [&](int) { act_mul(b.stream, x, Activation::kSilu, y, t, F); });
     RopeAndCacheArgs<bfloat16> rope;
     std::vector<int64_t> slots(t);

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/checks.h"
@@ -24,7 +25,8 @@ constexpr int64_t kMaxTensorCoreHeadDim = 256;
 
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(const BackendOptions& options) : gemm_(stream()), use_graphs_(!options.enforce_eager) {}
+  explicit CudaBackend(const BackendOptions& options)
+      : own_stream_(options.profile), gemm_(stream()), use_graphs_(!options.enforce_eager && !options.profile) {}
 
   std::string description() const override {
     const cudaDeviceProp& p = own_stream_.properties();
@@ -60,21 +62,27 @@ class CudaBackend : public Backend {
 
   void upload(void* device, const void* host, int64_t bytes) override {
     if (bytes == 0) return;
+    release_profiled();
     TV_CUDA(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream().handle));
     synchronize();  // the caller may give the host's memory back
   }
   void download(void* host, const void* device, int64_t bytes) override {
     if (bytes == 0) return;
+    release_profiled();
     TV_CUDA(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream().handle));
     synchronize();
   }
   void fill_zero(void* device, int64_t bytes) override {
     if (bytes > 0) TV_CUDA(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream().handle));
   }
-  void synchronize() override { TV_CUDA(cudaStreamSynchronize(stream().handle)); }
+  void synchronize() override {
+    release_profiled();
+    TV_CUDA(cudaStreamSynchronize(stream().handle));
+  }
 
   // A step of decodes alone is padded to one of a few shapes, so that its calls can be recorded and replayed.
   DeviceBatch upload(const StepBatch& batch) override {
+    release_profiled();
     const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
     num_decodes_ = 0;
     for (int64_t r = 0; r < requests; ++r) num_decodes_ += batch.query_start[r + 1] - batch.query_start[r] == 1;
@@ -88,12 +96,14 @@ class CudaBackend : public Backend {
     }
     const DeviceBatch d = upload_.upload(batch, padding);
     sampler_.prepare(d);
+    if (KernelTimer* timer = own_stream_.timer()) timer->begin_step(stream().handle, tokens);
     return d;
   }
 
   // The first step of a shape runs as it is: it allocates what is missing and lets libraries set themselves up, which a
   // recording does not allow. The second is recorded, and from then on the record is replayed.
   void run_step(const DeviceBatch&, const std::function<void()>& ops) override {
+    const ProfilerRange range(num_prefills_ > 0 ? "prefill" : "decode");  // ncu.sh asks for it
     if (!shape_) return ops();
     if (moves_ != workspace_.moves()) graphs_.clear();  // they hold the old addresses
     moves_ = workspace_.moves();
@@ -113,7 +123,15 @@ class CudaBackend : public Backend {
     sampler_.sample(logits, batch, begin);
   }
   int64_t send(int64_t n) override { return sampler_.send(n); }
-  Sampled receive(int64_t ticket) override { return sampler_.receive(ticket); }
+  Sampled receive(int64_t ticket) override {
+    release_profiled();
+    return sampler_.receive(ticket);
+  }
+
+  std::vector<KernelRecord> take_profile() override {
+    KernelTimer* timer = own_stream_.timer();
+    return timer ? timer->take() : std::vector<KernelRecord>();
+  }
 
   void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) override {
     const int64_t n = out.shape[0], dim = table.shape[1];
@@ -131,32 +149,51 @@ class CudaBackend : public Backend {
   }
 
   void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out) override {
-    norm_rows(nullptr, x, weight, eps, out);
-  }
-
-  void add_rms_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, float eps,
-                    const Tensor& out) override {
-    norm_rows(&residual, x, weight, eps, out);
-  }
-
-  void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
-    const int64_t m = x.shape[0], k = x.shape[1], n = weight.shape[0];
-    check_shape("x", x, {m, k});
-    check_shape("weight", weight, {n, k});
-    check_shape("out", out, {m, n});
+    const int64_t rows = x.shape[0], dim = x.shape[1];
+    check_shape("x", x, {rows, dim});
+    check_shape("out", out, {rows, dim});
+    check_shape("weight", weight, {dim});
+    check_dtype("out", out, x.dtype);
     check_dtype("weight", weight, x.dtype);
-    if (bias.defined()) {
-      check_shape("bias", bias, {n});
-      check_dtype("bias", bias, x.dtype);
-    }
-    if (out.dtype != DType::kFloat32) check_dtype("out", out, x.dtype);
-    if (m == 0 || n == 0) return;
-    if (x.dtype == DType::kBFloat16 && gemv_takes(m, n, k)) {
-      gemv(stream(), x.as<bfloat16>(), weight.as<bfloat16>(), bias.defined() ? bias.as<bfloat16>() : nullptr, out.data,
-           out.dtype == DType::kFloat32, m, n, k);
-    } else {
-      gemm_.matmul(x, weight, bias, out);
-    }
+    for_dtype(x.dtype, [&]<typename T>(T) {
+      tiny_vllm::rms_norm(stream(), x.as<T>(), weight.as<T>(), eps, out.as<T>(), rows, dim);
+    });
+  }
+
+  // Of few rows our own kernel is the faster one, and does along with the product what stands beside it.
+  void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
+    check_product(x, weight, bias, out, weight.shape[0]);
+    if (out.numel() == 0) return;
+    if (!takes(gemv_takes, x, weight)) return gemm_.matmul(x, weight, bias, out, Gemm::kStore);
+    gemv(stream(), gemv_args(x, weight, bias, out));
+  }
+
+  void matmul_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
+    check_product(x, weight, bias, out, weight.shape[0]);
+    check_dtype("out", out, x.dtype);
+    if (out.numel() == 0) return;
+    if (!takes(gemv_takes, x, weight)) return gemm_.matmul(x, weight, bias, out, Gemm::kAdd);
+    GemvArgs args = gemv_args(x, weight, bias, out);
+    args.epilogue = GemvArgs::kAdd;
+    gemv(stream(), args);
+  }
+
+  void norm_matmul(const NormedRows& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
+    if (!takes(gemv_norm_takes, x.rows, weight)) return Backend::norm_matmul(x, weight, bias, out);
+    check_product(x.rows, weight, bias, out, weight.shape[0]);
+    gemv(stream(), norm_gemv_args(x, weight, bias, out));
+  }
+
+  void norm_matmul_act_mul(const NormedRows& x, const Tensor& weight, const Tensor& bias, Activation activation,
+                           const Tensor& gate_up, const Tensor& out) override {
+    if (!takes(gemv_norm_takes, x.rows, weight))
+      return Backend::norm_matmul_act_mul(x, weight, bias, activation, gate_up, out);
+    check_product(x.rows, weight, bias, out, weight.shape[0] / 2);
+    check_dtype("out", out, x.rows.dtype);
+    GemvArgs args = norm_gemv_args(x, weight, bias, out);
+    args.epilogue = GemvArgs::kActMul;
+    args.activation = activation;
+    gemv(stream(), args);
   }
 
   void rope_and_cache(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm, float eps,
@@ -201,6 +238,7 @@ class CudaBackend : public Backend {
       args.keys = kv.keys.as<T>();
       args.values = kv.values.as<T>();
       args.out = out.as<T>();
+      args.host = batch.host;
       if constexpr (std::is_same_v<T, bfloat16>) {
         if (shape.head_dim % 8 == 0 && shape.head_dim <= kMaxTensorCoreHeadDim) return attend_on_tensor_cores(args);
       }
@@ -230,21 +268,50 @@ class CudaBackend : public Backend {
  private:
   const Stream& stream() const { return own_stream_.stream(); }
 
-  void norm_rows(const Tensor* residual, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) {
-    const int64_t rows = x.shape[0], dim = x.shape[1];
-    check_shape("x", x, {rows, dim});
-    check_shape("out", out, {rows, dim});
-    check_shape("weight", weight, {dim});
-    check_dtype("out", out, x.dtype);
+  // Before every wait for the stream: a step that is profiled starts when all of it is there, or at such a wait.
+  void release_profiled() {
+    if (KernelTimer* timer = own_stream_.timer()) timer->release();
+  }
+
+  static void check_product(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
+                            int64_t width) {
+    const int64_t m = x.shape[0], k = x.shape[1], n = weight.shape[0];
+    check_shape("x", x, {m, k});
+    check_shape("weight", weight, {n, k});
+    check_shape("out", out, {m, width});
     check_dtype("weight", weight, x.dtype);
-    if (residual) {
-      check_shape("residual", *residual, {rows, dim});
-      check_dtype("residual", *residual, x.dtype);
+    if (bias.defined()) {
+      check_shape("bias", bias, {n});
+      check_dtype("bias", bias, x.dtype);
     }
-    for_dtype(x.dtype, [&]<typename T>(T) {
-      tiny_vllm::rms_norm(stream(), residual ? residual->as<T>() : nullptr, x.as<T>(), weight.as<T>(), eps, out.as<T>(),
-                          rows, dim);
-    });
+    if (out.dtype != DType::kFloat32) check_dtype("out", out, x.dtype);
+  }
+
+  template <typename Fn>
+  static bool takes(Fn&& fn, const Tensor& x, const Tensor& weight) {
+    return x.dtype == DType::kBFloat16 && fn(x.shape[0], weight.shape[0], x.shape[1]);
+  }
+
+  static GemvArgs gemv_args(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+    GemvArgs args;
+    args.x = x.as<bfloat16>();
+    args.weight = weight.as<bfloat16>();
+    args.bias = bias.defined() ? bias.as<bfloat16>() : nullptr;
+    args.epilogue = out.dtype == DType::kFloat32 ? GemvArgs::kStoreFloat : GemvArgs::kStore;
+    args.out = out.data;
+    args.m = x.shape[0];
+    args.n = weight.shape[0];
+    args.k = x.shape[1];
+    return args;
+  }
+
+  static GemvArgs norm_gemv_args(const NormedRows& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+    check_shape("norm weight", x.weight, {x.rows.shape[1]});
+    check_dtype("norm weight", x.weight, x.rows.dtype);
+    GemvArgs args = gemv_args(x.rows, weight, bias, out);
+    args.norm_weight = x.weight.as<bfloat16>();
+    args.eps = x.eps;
+    return args;
   }
 
   static void check_attention(const Tensor& qkv, const DeviceBatch& batch, const AttentionShape& s, const PagedKv& kv) {

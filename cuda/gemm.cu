@@ -12,21 +12,23 @@ namespace {
 // What NVIDIA recommends for Hopper. cuBLAS would allocate its own on first use, which a graph capture does not allow.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
-// sums (M, N) + bias (N) -> out (M, N), rounded once.
+// sums (M, N) + bias (N), rounded once, -> out (M, N), or added to it.
 template <typename T, typename Out>
-__global__ void add_bias_kernel(const float* sums, const T* bias, Out* out, int64_t count, int64_t n) {
+__global__ void add_bias_kernel(const float* sums, const T* bias, Out* out, int64_t count, int64_t n, bool add) {
   let_next_kernel_start();
   wait_for_previous_kernel();
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x)
-    out[i] = round_to<Out>(sums[i] + load_float(bias[i % n]));
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const Out sum = round_to<Out>(sums[i] + load_float(bias[i % n]));
+    out[i] = add ? round_to<Out>(load_float(out[i]) + load_float(sum)) : sum;
+  }
 }
 
 template <typename T, typename Out>
-void add_bias(const Stream& stream, const float* sums, const Tensor& bias, const Tensor& out) {
+void add_bias(const Stream& stream, const float* sums, const Tensor& bias, const Tensor& out, bool add) {
   const int64_t count = out.numel(), blocks = std::min<int64_t>((count + 255) / 256, int64_t{stream.num_sms} * 16);
   const KernelWork work("add_bias", count * int64_t{sizeof(float) + sizeof(Out)} + bias.nbytes());
   launch(stream, work, add_bias_kernel<T, Out>, dim3(static_cast<unsigned>(blocks)), 256, 0, sums, bias.as<T>(),
-         out.as<Out>(), count, out.shape[1]);
+         out.as<Out>(), count, out.shape[1], add);
 }
 
 // Each matrix moves once, and the tensor cores multiply and add M · N · K times.
@@ -76,23 +78,23 @@ Gemm::~Gemm() {
   cudaFree(workspace_);
 }
 
-void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode) {
   const int64_t m = x.shape[0], k = x.shape[1], n = weight.shape[0];
   TV_CHECK(m <= INT32_MAX && n <= INT32_MAX && k <= INT32_MAX, "a product of ", m, " x ", k, " x ", n);
-  if (!bias.defined()) return multiply(x, weight, out);
+  if (!bias.defined()) return multiply(x, weight, out, mode);
   if (x.dtype == DType::kBFloat16 && out.dtype == x.dtype && n % 8 == 0 && k % 8 == 0)
-    return multiply_and_add(x, weight, bias, out);
+    return multiply_with_bias(x, weight, bias, out, mode);
 
   // Of odd sizes even cublasLt rounds the product before it adds the bias. Float32 sums are added to afterwards.
   if (out.dtype == DType::kFloat32) {
-    multiply(x, weight, out);
-    if (bias.dtype == DType::kFloat32) return add_bias<float, float>(stream_, out.as<float>(), bias, out);
-    return add_bias<bfloat16, float>(stream_, out.as<float>(), bias, out);
+    multiply(x, weight, out, mode);
+    if (bias.dtype == DType::kFloat32) return add_bias<float, float>(stream_, out.as<float>(), bias, out, false);
+    return add_bias<bfloat16, float>(stream_, out.as<float>(), bias, out, false);
   }
   float* sums = nullptr;
   TV_CUDA(cudaMallocAsync(&sums, static_cast<size_t>(m * n) * sizeof(float), stream_.handle));
-  multiply(x, weight, Tensor(sums, DType::kFloat32, {m, n}));
-  add_bias<bfloat16, bfloat16>(stream_, sums, bias, out);
+  multiply(x, weight, Tensor(sums, DType::kFloat32, {m, n}), kStore);
+  add_bias<bfloat16, bfloat16>(stream_, sums, bias, out, mode == kAdd);
   TV_CUDA(cudaFreeAsync(sums, stream_.handle));
 }
 
@@ -105,9 +107,9 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 //   so we ask for       C (N × M) = op(A) · op(B)  with  A = weight's memory, transposed (OP_T);  B = x's memory (OP_N)
 //
 // The leading dimension is the distance between columns: K for A and B, N for C.
-void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
+void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out, Mode mode) {
   const auto m = static_cast<int>(x.shape[0]), k = static_cast<int>(x.shape[1]), n = static_cast<int>(weight.shape[0]);
-  const float alpha = 1, beta = 0;
+  const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
   profiled(stream_, product(x, weight, Tensor(), out), [&] {
     TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
                                k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
@@ -117,10 +119,10 @@ void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
 
 // The same product by cublasLt, which adds the bias to the float32 sums before it rounds them. (GemmEx could add to an
 // `out` that holds the bias, but rounds the product first.) Read as columns, the bias belongs to the rows of outᵀ.
-void Gemm::multiply_and_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+void Gemm::multiply_with_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode) {
   const Plan& p = plan(x.shape[0], weight.shape[0], x.shape[1], x.dtype);
   TV_CUBLAS(cublas().lt_desc_set(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data, sizeof bias.data));
-  const float alpha = 1, beta = 0;
+  const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
   profiled(stream_, product(x, weight, bias, out), [&] {
     TV_CUBLAS(cublas().lt_matmul(lt_, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c, out.data,
                                  p.c, &p.algo, workspace_, kWorkspaceBytes, stream_.handle));

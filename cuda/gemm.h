@@ -18,14 +18,17 @@ class Gemm {
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
-  // x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N). bias may be undefined; out may be float32 for any dtype of x.
-  void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+  enum Mode { kStore, kAdd };
+
+  // x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N), or added to it. bias may be undefined; out may be float32 for
+  // any dtype of x, but not to be added to.
+  void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode);
 
  private:
   struct Plan;  // of a product with a bias
 
-  void multiply(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void multiply_and_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+  void multiply(const Tensor& x, const Tensor& weight, const Tensor& out, Mode mode);
+  void multiply_with_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode);
   const Plan& plan(int64_t m, int64_t n, int64_t k, DType dtype);
 
   const Stream& stream_;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/kernel_record.h"
 #include "backend/step_batch.h"
 #include "base/error.h"
 #include "base/tensor.h"
@@ -51,6 +52,14 @@ struct AttentionShape {
   float scale = 0;             // of the scores, usually 1/sqrt(Dh)
 };
 
+// Rows that a product reads normalised.
+struct NormedRows {
+  Tensor rows;    // (T, D)
+  Tensor weight;  // (D)
+  float eps = 0;
+  Tensor room;  // (T, D) for the normalised rows; what is in it afterwards is not said
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -73,13 +82,24 @@ class Backend {
   // is rounded to the model's dtype before it is multiplied by weight (D), and the product is rounded again.
   virtual void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out) = 0;
 
-  // residual (T, D) += x (T, D), rounded to the model's dtype; then out = rms_norm(residual). x and out may be the
-  // same memory.
-  virtual void add_rms_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, float eps,
-                            const Tensor& out) = 0;
-
   // x (T, K) x weight (N, K)ᵀ + bias (N) -> out (T, N). bias may be undefined. out may be float32 for any dtype of x.
   virtual void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) = 0;
+
+  // The same product, added to out (T, N). It may be rounded to the model's dtype before the sum is.
+  virtual void matmul_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) = 0;
+
+  // rms_norm(x (T, D)) x weight (N, D)ᵀ + bias (N) -> out (T, N)
+  virtual void norm_matmul(const NormedRows& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+    rms_norm(x.rows, x.weight, x.eps, x.room);
+    matmul(x.room, weight, bias, out);
+  }
+
+  // act_mul(norm_matmul(...)): weight (2F, D), bias (2F) -> out (T, F). gate_up (T, 2F) is room for the product.
+  virtual void norm_matmul_act_mul(const NormedRows& x, const Tensor& weight, const Tensor& bias, Activation activation,
+                                   const Tensor& gate_up, const Tensor& out) {
+    norm_matmul(x, weight, bias, gate_up);
+    act_mul(gate_up, activation, out);
+  }
 
   // qkv (T, (H+2Hk)·Dh): normalises each query and key head when q_norm, k_norm (Dh) are defined (as rms_norm does),
   // rotates queries and keys (half-split: element i pairs with i + Dh/2), leaves the queries in place and writes keys
@@ -119,12 +139,16 @@ class Backend {
 
   // Copies block src to block dst in keys and values of one layer (copy-on-write).
   virtual void copy_block(const PagedKv& kv, int32_t src, int32_t dst) = 0;
+
+  // With BackendOptions::profile: the kernels that ran since the last call, in order. Waits for them.
+  virtual std::vector<KernelRecord> take_profile() { return {}; }
 };
 
 struct BackendOptions {
   std::string device = "auto";   // auto, cpu, cuda
   int num_threads = 0;           // CPU threads; 0: as many as this process may run on
   bool enforce_eager = false;    // never record and replay steps
+  bool profile = false;          // time every kernel, for take_profile(); the CPU refuses it
   std::string cpu_isa = "auto";  // auto, amx, avx512_bf16, avx512, avx2, neon, portable, reference: for comparisons
 };
 

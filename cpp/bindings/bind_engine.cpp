@@ -230,6 +230,9 @@ void bind_engine(py::module_& m) {
           "enforce_eager", [](const EngineOptions& o) { return o.backend.enforce_eager; },
           [](EngineOptions& o, bool v) { o.backend.enforce_eager = v; })
       .def_property(
+          "profile", [](const EngineOptions& o) { return o.backend.profile; },
+          [](EngineOptions& o, bool v) { o.backend.profile = v; })
+      .def_property(
           "dtype", [](const EngineOptions& o) { return std::string(tiny_vllm::name_of(o.dtype)); },
           [](EngineOptions& o, const std::string& v) { o.dtype = dtype_named(v); })
       .def_readwrite("dummy_weights", &EngineOptions::dummy_weights)
@@ -262,6 +265,15 @@ void bind_engine(py::module_& m) {
       .def_readonly("num_cached_tokens", &TimedOutput::num_cached_tokens)
       .def_readonly("time", &TimedOutput::time);
 
+  py::class_<KernelRecord>(m, "KernelRecord", "One kernel that ran on a GPU: cpp/backend/kernel_record.h.")
+      .def_readonly("name", &KernelRecord::name)
+      .def_readonly("step", &KernelRecord::step)
+      .def_readonly("tokens", &KernelRecord::tokens)
+      .def_readonly("start_us", &KernelRecord::start_us)
+      .def_readonly("duration_us", &KernelRecord::duration_us)
+      .def_readonly("bytes", &KernelRecord::bytes)
+      .def_readonly("flops", &KernelRecord::flops);
+
   py::class_<Engine>(m, "Engine", "See tiny_vllm.Engine. Not for two callers at once.")
       .def(py::init(&make_engine), py::arg("config_json"), py::arg("source"), py::arg("folder"), py::arg("options"),
            py::arg("progress") = py::none())
@@ -278,6 +290,8 @@ void bind_engine(py::module_& m) {
           "has received `count` words, which is what the output was made of.")
       .def("has_unfinished_requests", &Engine::has_unfinished_requests)
       .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
+      .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
+           "The kernels that ran since the last call, in order; with EngineOptions.profile, else none.")
       .def("metrics", &metrics_of)
       .def("info", &info_of);
 }

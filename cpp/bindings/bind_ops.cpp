@@ -176,19 +176,39 @@ void bind_ops_class(py::module_& m) {
           },
           NoGil(), py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("out"))
       .def(
-          "add_rms_norm",
-          [](Ops& ops, const DeviceArray& residual, const DeviceArray& x, const DeviceArray& weight, float eps,
-             const DeviceArray& out) {
-            ops.backend().add_rms_norm(residual.tensor, x.tensor, weight.tensor, eps, out.tensor);
-          },
-          NoGil(), py::arg("residual"), py::arg("x"), py::arg("weight"), py::arg("eps"), py::arg("out"))
-      .def(
           "matmul",
           [](Ops& ops, const DeviceArray& x, const DeviceArray& weight, const std::optional<DeviceArray>& bias,
              const DeviceArray& out) {
             ops.backend().matmul(x.tensor, weight.tensor, tensor_or_none(bias), out.tensor);
           },
           NoGil(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"))
+      .def(
+          "matmul_add",
+          [](Ops& ops, const DeviceArray& x, const DeviceArray& weight, const std::optional<DeviceArray>& bias,
+             const DeviceArray& out) {
+            ops.backend().matmul_add(x.tensor, weight.tensor, tensor_or_none(bias), out.tensor);
+          },
+          NoGil(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"))
+      .def(
+          "norm_matmul",
+          [](Ops& ops, const DeviceArray& x, const DeviceArray& norm_weight, float eps, const DeviceArray& room,
+             const DeviceArray& weight, const std::optional<DeviceArray>& bias, const DeviceArray& out) {
+            ops.backend().norm_matmul({x.tensor, norm_weight.tensor, eps, room.tensor}, weight.tensor,
+                                      tensor_or_none(bias), out.tensor);
+          },
+          NoGil(), py::arg("x"), py::arg("norm_weight"), py::arg("eps"), py::arg("room"), py::arg("weight"),
+          py::arg("bias"), py::arg("out"))
+      .def(
+          "norm_matmul_act_mul",
+          [](Ops& ops, const DeviceArray& x, const DeviceArray& norm_weight, float eps, const DeviceArray& room,
+             const DeviceArray& weight, const std::optional<DeviceArray>& bias, const std::string& activation,
+             const DeviceArray& gate_up, const DeviceArray& out) {
+            ops.backend().norm_matmul_act_mul({x.tensor, norm_weight.tensor, eps, room.tensor}, weight.tensor,
+                                              tensor_or_none(bias), activation_named(activation), gate_up.tensor,
+                                              out.tensor);
+          },
+          NoGil(), py::arg("x"), py::arg("norm_weight"), py::arg("eps"), py::arg("room"), py::arg("weight"),
+          py::arg("bias"), py::arg("activation"), py::arg("gate_up"), py::arg("out"))
       .def(
           "rope_and_cache",
           [](Ops& ops, const DeviceArray& qkv, const std::optional<DeviceArray>& q_norm,

@@ -110,51 +110,26 @@ class CpuBackend : public Backend {
   }
 
   void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out) override {
-    norm_rows(nullptr, x, weight, eps, out);
-  }
-
-  void add_rms_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, float eps,
-                    const Tensor& out) override {
-    norm_rows(&residual, x, weight, eps, out);
+    const int64_t rows = x.shape[0], dim = x.shape[1];
+    check_shape("x", x, {rows, dim});
+    check_shape("out", out, {rows, dim});
+    check_shape("weight", weight, {dim});
+    check_dtype("out", out, x.dtype);
+    check_dtype("weight", weight, x.dtype);
+    for_dtype(x.dtype, [&]<typename T>(T) {
+      pool_.parallel_for(rows, rows_per_part(dim), [&](int64_t begin, int64_t end) {
+        kernels_.of<T>().rms_norm(x.as<T>() + begin * dim, weight.as<T>(), eps, out.as<T>() + begin * dim, end - begin,
+                                  dim);
+      });
+    });
   }
 
   void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
-    const int64_t m = x.shape[0], k = x.shape[1], n = weight.shape[0];
-    check_shape("x", x, {m, k});
-    check_shape("weight", weight, {n, k});
-    check_shape("out", out, {m, n});
-    check_dtype("weight", weight, x.dtype);
-    if (bias.defined()) {
-      check_shape("bias", bias, {n});
-      check_dtype("bias", bias, x.dtype);
-    }
-    const bool out_is_float = out.dtype == DType::kFloat32 && x.dtype != DType::kFloat32;
-    if (!out_is_float) check_dtype("out", out, x.dtype);
-    if (m == 0 || n == 0) return;
-
-    for_dtype(x.dtype, [&]<typename T>(T) {
-      const Kernels<T>& kernels = kernels_.of<T>();
-      MatmulArgs<T> args = {.x = x.as<T>(),
-                            .weight = weight.as<T>(),
-                            .bias = bias.defined() ? bias.as<T>() : nullptr,
-                            .out = out.data,
-                            .out_is_float = out_is_float,
-                            .m = m,
-                            .n = n,
-                            .k = k};
-      if (kernels.pack_x) {
-        thread_local Scratch packed;
-        T* to = packed.of<T>(kernels.packed_size(m, k));  // the threads see the caller's, not their own
-        pool_.parallel_for(ceil_div(m, 16), rows_per_part(16 * k),
-                           [&](int64_t begin, int64_t end) { kernels.pack_x(args, to, begin, end); });
-        args.packed_x = to;
-      }
-      // Threads share the columns, a panel at a time: each reads its own part of the weights, from end to end.
-      const int64_t panel = kernels.columns_per_panel;
-      pool_.parallel_for(
-          ceil_div(n, panel), ceil_div(4 * kGrain, panel * std::max<int64_t>(1, m * k)),
-          [&](int64_t begin, int64_t end) { kernels.matmul(args, begin * panel, std::min(n, end * panel)); });
-    });
+    multiply(x, weight, bias, out, false);
+  }
+  void matmul_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
+    check_dtype("out", out, x.dtype);
+    multiply(x, weight, bias, out, true);
   }
 
   void rope_and_cache(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm, float eps,
@@ -229,28 +204,48 @@ class CpuBackend : public Backend {
   }
 
  private:
-  static void copy(void* to, const void* from, int64_t bytes) {
-    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  void multiply(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, bool add) {
+    const int64_t m = x.shape[0], k = x.shape[1], n = weight.shape[0];
+    check_shape("x", x, {m, k});
+    check_shape("weight", weight, {n, k});
+    check_shape("out", out, {m, n});
+    check_dtype("weight", weight, x.dtype);
+    if (bias.defined()) {
+      check_shape("bias", bias, {n});
+      check_dtype("bias", bias, x.dtype);
+    }
+    const bool out_is_float = out.dtype == DType::kFloat32 && x.dtype != DType::kFloat32;
+    if (!out_is_float) check_dtype("out", out, x.dtype);
+    if (m == 0 || n == 0) return;
+
+    for_dtype(x.dtype, [&]<typename T>(T) {
+      const Kernels<T>& kernels = kernels_.of<T>();
+      MatmulArgs<T> args = {.x = x.as<T>(),
+                            .weight = weight.as<T>(),
+                            .bias = bias.defined() ? bias.as<T>() : nullptr,
+                            .out = out.data,
+                            .out_is_float = out_is_float,
+                            .add = add,
+                            .m = m,
+                            .n = n,
+                            .k = k};
+      if (kernels.pack_x) {
+        thread_local Scratch packed;
+        T* to = packed.of<T>(kernels.packed_size(m, k));  // the threads see the caller's, not their own
+        pool_.parallel_for(ceil_div(m, 16), rows_per_part(16 * k),
+                           [&](int64_t begin, int64_t end) { kernels.pack_x(args, to, begin, end); });
+        args.packed_x = to;
+      }
+      // Threads share the columns, a panel at a time: each reads its own part of the weights, from end to end.
+      const int64_t panel = kernels.columns_per_panel;
+      pool_.parallel_for(
+          ceil_div(n, panel), ceil_div(4 * kGrain, panel * std::max<int64_t>(1, m * k)),
+          [&](int64_t begin, int64_t end) { kernels.matmul(args, begin * panel, std::min(n, end * panel)); });
+    });
   }
 
-  void norm_rows(const Tensor* residual, const Tensor& x, const Tensor& weight, float eps, const Tensor& out) {
-    const int64_t rows = x.shape[0], dim = x.shape[1];
-    check_shape("x", x, {rows, dim});
-    check_shape("out", out, {rows, dim});
-    check_shape("weight", weight, {dim});
-    check_dtype("out", out, x.dtype);
-    check_dtype("weight", weight, x.dtype);
-    if (residual) {
-      check_shape("residual", *residual, {rows, dim});
-      check_dtype("residual", *residual, x.dtype);
-    }
-    for_dtype(x.dtype, [&]<typename T>(T) {
-      T* sums = residual ? residual->as<T>() : nullptr;
-      pool_.parallel_for(rows, rows_per_part(dim), [&](int64_t begin, int64_t end) {
-        kernels_.of<T>().rms_norm(sums ? sums + begin * dim : nullptr, x.as<T>() + begin * dim, weight.as<T>(), eps,
-                                  out.as<T>() + begin * dim, end - begin, dim);
-      });
-    });
+  static void copy(void* to, const void* from, int64_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 
   static void check_attention(const Tensor& qkv, const DeviceBatch& batch, const AttentionShape& s, const PagedKv& kv) {

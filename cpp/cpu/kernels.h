@@ -20,6 +20,7 @@ struct MatmulArgs {
   const T* bias = nullptr;  // may be null
   void* out = nullptr;      // T, or float when out_is_float
   bool out_is_float = false;
+  bool add = false;             // out += the product, which is rounded to T first
   const T* packed_x = nullptr;  // x as pack_x() left it, for tables that have one
   int64_t m = 0, n = 0, k = 0;
 };
@@ -88,8 +89,8 @@ struct Kernels {
   // Columns [n_begin, n_end) of out, for all rows.
   void (*matmul)(const MatmulArgs<T>& args, int64_t n_begin, int64_t n_end);
 
-  // rows of x (rows, D) -> out. With residual: residual += x first, and the norm is taken of the rounded sum.
-  void (*rms_norm)(T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim);
+  // rows of x (rows, D) -> out
+  void (*rms_norm)(const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim);
 
   // Tokens [begin, end).
   void (*rope_and_cache)(const RopeArgs<T>& args, int64_t begin, int64_t end);

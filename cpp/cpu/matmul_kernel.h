@@ -39,10 +39,15 @@ template <typename T>
 inline void finish_columns(const MatmulArgs<T>& args, int64_t row, int64_t n, int64_t count, Vec sums) {
   if (args.bias) sums = sums + load(args.bias + n, count);
   const int64_t at = row * args.n + n;
+  T* out = static_cast<T*>(args.out) + at;
   if (args.out_is_float) {
     store(static_cast<float*>(args.out) + at, sums, count);
+  } else if (args.add) {
+    T rounded[16];
+    store(rounded, sums, count);
+    store(out, load(out, count) + load(rounded, count), count);
   } else {
-    store(static_cast<T*>(args.out) + at, sums, count);
+    store(out, sums, count);
   }
 }
 

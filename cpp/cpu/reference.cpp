@@ -23,7 +23,9 @@ void matmul(const MatmulArgs<T>& args, int64_t n_begin, int64_t n_end) {
       if (args.out_is_float) {
         static_cast<float*>(args.out)[m * args.n + n] = result;
       } else {
-        static_cast<T*>(args.out)[m * args.n + n] = from_float<T>(result);
+        T& out = static_cast<T*>(args.out)[m * args.n + n];
+        const T product = from_float<T>(result);
+        out = args.add ? from_float<T>(to_float(out) + to_float(product)) : product;
       }
     }
   }
@@ -46,16 +48,8 @@ void rms_norm_row(const T* x, const T* weight, float eps, T* out, int64_t dim) {
 }
 
 template <typename T>
-void rms_norm(T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* input = x + row * dim;
-    if (residual) {
-      T* sum = residual + row * dim;
-      for (int64_t i = 0; i < dim; ++i) sum[i] = rounded<T>(double{to_float(sum[i])} + to_float(input[i]));
-      input = sum;
-    }
-    rms_norm_row(input, weight, eps, out + row * dim, dim);
-  }
+void rms_norm(const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim) {
+  for (int64_t row = 0; row < rows; ++row) rms_norm_row(x + row * dim, weight, eps, out + row * dim, dim);
 }
 
 // Half-split: element i turns together with element i + Dh/2. head may be out.

@@ -108,6 +108,7 @@ class Engine {
   const Scheduler& scheduler() const { return *scheduler_; }
   const Transformer& transformer() const { return *transformer_; }
   const Backend& backend() const { return *backend_; }
+  std::vector<KernelRecord> take_profile() { return backend_->take_profile(); }
 
  private:
   // The sequences of one add_request() call, and what is collected for them.

@@ -68,13 +68,11 @@ int64_t Transformer::forward(const StepBatch& step) {
 
   backend_.run_step(batch, [&] {
     const Tensor residual = residual_.rows(0, T);
-    const Tensor hidden = hidden_.rows(0, T);
     backend_.embedding(weights_.embedding, batch.token_ids, residual);  // ids (T) -> (T, D)
     for (int64_t l = 0; l < config_.num_layers; ++l) layer(l, batch);
 
     if (n == 0) return;  // chunks in the middle of a prompt: the cache is all that was wanted
-    backend_.add_rms_norm(residual, hidden, weights_.final_norm, config_.rms_norm_eps, hidden);
-    backend_.gather_rows(hidden, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
+    backend_.gather_rows(residual, batch.logits_rows, selected_.rows(0, n));  // (T, D) -> (n, D)
 
     if (step.sampling.empty()) return;
     for (int64_t begin = 0; begin < n; begin += logits_.shape[0])
@@ -98,27 +96,23 @@ void Transformer::layer(int64_t l, const DeviceBatch& batch) {
   shape.sliding_window = config_.sliding_window[l];
   shape.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
 
-  // Attention block. From the second layer on, `hidden` is the previous MLP's output and joins the stream here.
-  if (l == 0)
-    backend_.rms_norm(residual, w.attn_norm, eps, hidden);
-  else
-    backend_.add_rms_norm(residual, hidden, w.attn_norm, eps, hidden);
-  backend_.matmul(hidden, w.qkv, w.qkv_bias, qkv);  // (T, D) x ((H+2Hk)·Dh, D)ᵀ -> (T, (H+2Hk)·Dh)
+  // Each half of a layer reads the residual stream (T, D), normalised, and adds what it finds to it.
+  backend_.norm_matmul({residual, w.attn_norm, eps, hidden}, w.qkv, w.qkv_bias, qkv);  // -> (T, (H+2Hk)·Dh)
   backend_.rope_and_cache(qkv, w.q_norm, w.k_norm, eps, batch, shape, kv_[l]);
   backend_.paged_attention(qkv, batch, shape, kv_[l], attention);  // -> (T, H·Dh)
-  backend_.matmul(attention, w.o, w.o_bias, hidden);               // (T, H·Dh) x (D, H·Dh)ᵀ -> (T, D)
+  backend_.matmul_add(attention, w.o, w.o_bias, residual);         // (T, H·Dh) x (D, H·Dh)ᵀ -> (T, D)
 
-  // MLP block.
-  backend_.add_rms_norm(residual, hidden, w.mlp_norm, eps, hidden);
-  backend_.matmul(hidden, w.gate_up, w.gate_up_bias, gate_up);  // (T, D) x (2F, D)ᵀ -> (T, 2F)
-  backend_.act_mul(gate_up, config_.activation, mlp);           // (T, 2F) -> (T, F)
-  backend_.matmul(mlp, w.down, w.down_bias, hidden);            // (T, F) x (D, F)ᵀ -> (T, D)
+  backend_.norm_matmul_act_mul({residual, w.mlp_norm, eps, hidden}, w.gate_up, w.gate_up_bias, config_.activation,
+                               gate_up, mlp);               // (T, D) x (2F, D)ᵀ -> (T, 2F) -> (T, F)
+  backend_.matmul_add(mlp, w.down, w.down_bias, residual);  // (T, F) x (D, F)ᵀ -> (T, D)
 }
 
 Tensor Transformer::compute_logits(int64_t begin, int64_t count) {
   TV_CHECK(count <= logits_.shape[0], count, " rows of logits; the buffer holds ", logits_.shape[0]);
   const Tensor out = logits_.rows(0, count);
-  backend_.matmul(selected_.rows(begin, count), weights_.lm_head, Tensor(), out);  // (n, D) x (V, D)ᵀ -> (n, V)
+  const NormedRows rows{selected_.rows(begin, count), weights_.final_norm, config_.rms_norm_eps,
+                        hidden_.rows(0, count)};
+  backend_.norm_matmul(rows, weights_.lm_head, Tensor(), out);  // (n, D) x (V, D)ᵀ -> (n, V)
   return out;
 }
 

@@ -25,9 +25,9 @@ class Transformer {
 
   void allocate_kv_cache(int64_t num_blocks);
 
-  // Starts a step: runs all layers over its tokens, writes their keys and values into the cache, and keeps the final
-  // hidden states of step.logits_rows for logits(). With step.sampling, the device goes on and chooses a token for each
-  // of these rows. Returns the ticket for Backend::receive(), which waits for all that.
+  // Starts a step: runs all layers over its tokens, writes their keys and values into the cache, and keeps the
+  // residual stream of step.logits_rows for logits(). With step.sampling, the device goes on and chooses a token for
+  // each of these rows. Returns the ticket for Backend::receive(), which waits for all that.
   int64_t forward(const StepBatch& step);
 
   // Logits of rows [begin, begin + count) of the last step's logits_rows -> host (count, V) float32.
@@ -60,12 +60,12 @@ class Transformer {
 
   std::vector<Buffer> buffers_;  // owns the memory of the tensors below
   Tensor residual_;              // (max T, D)            the residual stream
-  Tensor hidden_;                // (max T, D)            normalised input of a block, then its output
+  Tensor hidden_;                // (max T, D)            the stream normalised, where a device needs room for that
   Tensor qkv_;                   // (max T, (H+2Hk)·Dh)
   Tensor attention_;             // (max T, H·Dh)
   Tensor gate_up_;               // (max T, 2F)
   Tensor mlp_;                   // (max T, F)
-  Tensor selected_;              // (max T, D)            final hidden states of the rows whose logits are wanted
+  Tensor selected_;              // (max T, D)            the stream's last state, of the rows whose logits are wanted
   Tensor logits_;                // (max_logits_rows, V)  float32
   std::vector<PagedKv> kv_;      // (L)
   int64_t num_blocks_ = 0;

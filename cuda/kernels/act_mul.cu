@@ -4,23 +4,12 @@
 // Shazeer, arXiv 2002.05202. Bytes moved: 3 · rows · F elements.
 #include <algorithm>
 
+#include "kernels/activation.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 
 namespace tiny_vllm {
 namespace {
-
-__device__ __forceinline__ float activate(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kSilu:
-      return x / (1 + expf(-x));
-    case Activation::kGelu:
-      return 0.5f * x * (1 + erff(x * 0.70710678f));  // 1/sqrt(2)
-    case Activation::kGeluTanh:
-      return 0.5f * x * (1 + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));  // sqrt(2/pi)
-  }
-  return 0;
-}
 
 // N elements a thread: 16 bytes when F is a multiple of them, else one.
 template <typename T, int N>

@@ -11,8 +11,14 @@
 //
 // The weights of a lane's next piece are on their way while the last one is summed, and the first one is asked for
 // before the previous kernel has ended: weights do not depend on it.
+//
+// A step of one token is a hundred small kernels, and each costs a microsecond or two however little it does. So what
+// stands beside a product is done within it: the RMS norm of x before it (each block does it for itself; the row is
+// small and the weights are on their way meanwhile), and after it the bias and the sum with the residual stream, or the
+// gate of the MLP. For the gate, the 16 rows of a tile are 8 of the gate's and the 8 of `up` that belong to them.
 #include <algorithm>
 
+#include "kernels/activation.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 #include "kernels/tensor_core.h"
@@ -21,9 +27,10 @@ namespace tiny_vllm {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = 16;             // of the weight, a block of threads
-constexpr int kUnroll = 8;            // 16-byte loads a lane and row in flight
-constexpr int kPiece = kUnroll * 32;  // columns a warp takes at a time
+constexpr int kRows = 16;                 // of the weight, a block of threads
+constexpr int kUnroll = 8;                // 16-byte loads a lane and row in flight
+constexpr int kPiece = kUnroll * 32;      // columns a warp takes at a time
+constexpr int64_t kMaxNormed = 72 << 10;  // bytes of shared memory for normalised rows: two blocks a multiprocessor
 
 // Weights are read once: they should not push anything else out of the first-level cache.
 __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
@@ -34,28 +41,80 @@ __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
   return r;
 }
 
-template <int NT>  // tiles of 8 rows of x
-__global__ void __launch_bounds__(kWarps* kWarp, 2)
-    gemv_kernel(const bfloat16* __restrict__ x, const bfloat16* __restrict__ weight, const bfloat16* __restrict__ bias,
-                void* out, bool out_is_float, int m, int64_t n, int64_t k) {
+// Rows of normalised x in shared memory: their distance, in elements, such that eight lanes read from different banks.
+__host__ __device__ constexpr int64_t normed_stride(int64_t k) { return (k + 63) / 64 * 64 + 32; }
+
+// The RMS norm of x (M, K), rounded as rms_norm.cu rounds it. Thread t takes the vectors t, t + 256, ... of every row,
+// and the sums of the warps are added in order: a row's result does not depend on how many rows there are.
+template <int NT>
+__device__ void normalise(const GemvArgs& args, bfloat16* normed) {
+  using V = Vector<bfloat16>;
+  __shared__ float squares[8 * NT][kWarps];
+  const int m = static_cast<int>(args.m), vectors = static_cast<int>(args.k / V::kSize);
+  float sums[8 * NT] = {};
+  for (int i = threadIdx.x; i < vectors; i += kWarps * kWarp) {
+#pragma unroll
+    for (int r = 0; r < 8 * NT; ++r) {
+      if (r >= m) break;
+      const V v = reinterpret_cast<const V*>(args.x + r * args.k)[i];
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) sums[r] += load_float(v.at[e]) * load_float(v.at[e]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 8 * NT; ++r) {
+    if (r >= m) break;
+    const float sum = warp_sum(sums[r]);
+    if (threadIdx.x % kWarp == 0) squares[r][threadIdx.x / kWarp] = sum;
+  }
+  __syncthreads();
+  for (int r = 0; r < m; ++r) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += squares[r][w];
+    const float inverse_rms = __frsqrt_rn(sum / static_cast<float>(args.k) + args.eps);
+    for (int i = threadIdx.x; i < vectors; i += kWarps * kWarp) {
+      const V v = reinterpret_cast<const V*>(args.x + r * args.k)[i];
+      const V w = reinterpret_cast<const V*>(args.norm_weight)[i];
+      V result;
+#pragma unroll
+      for (int e = 0; e < V::kSize; ++e) {
+        const float normalised = load_float(round_to<bfloat16>(load_float(v.at[e]) * inverse_rms));
+        result.at[e] = round_to<bfloat16>(normalised * load_float(w.at[e]));
+      }
+      reinterpret_cast<V*>(normed + r * normed_stride(args.k))[i] = result;
+    }
+  }
+  __syncthreads();
+}
+
+// NT: tiles of 8 rows of x.
+template <int NT, bool kNorm, bool kGate>
+__global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
+  extern __shared__ uint4 shared[];
   __shared__ float partial[2][kWarps][kRows][8 * NT + 1];
   let_next_kernel_start();
 
+  const int m = static_cast<int>(args.m);
+  const int64_t n = args.n, k = args.k;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, c = lane % 4;
-  const int64_t tiles = (n + kRows - 1) / kRows;
+  constexpr int kOut = kGate ? kRows / 2 : kRows;  // columns of out that a tile gives
+  const int64_t width = kGate ? n / 2 : n;
+  const int64_t tiles = (width + kOut - 1) / kOut;
   const int64_t pieces = (k + kPiece * kWarps - 1) / (kPiece * kWarps);  // that each warp does of a tile
 
   uint4 w[kUnroll][2];  // of rows g and g + 8
   const auto load_weights = [&](int64_t tile, int64_t piece) {
     const int64_t first = (piece * kWarps + warp) * kPiece + c * 8;
-    const int64_t row = min(tile * kRows + g, n - 1), row8 = min(tile * kRows + g + 8, n - 1);
+    const int64_t row = min(tile * kOut + g, width - 1);
+    const int64_t row8 = kGate ? width + row : min(tile * kOut + g + 8, width - 1);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t column = first + u * 32;
       w[u][0] = w[u][1] = uint4{};
       if (column < k) {
-        w[u][0] = load_once(weight + row * k + column);
-        w[u][1] = load_once(weight + row8 * k + column);
+        w[u][0] = load_once(args.weight + row * k + column);
+        w[u][1] = load_once(args.weight + row8 * k + column);
       }
     }
   };
@@ -63,6 +122,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   int64_t tile = blockIdx.x;
   if (tile < tiles) load_weights(tile, 0);
   wait_for_previous_kernel();
+  const bfloat16* x = args.x;
+  int64_t x_stride = k;
+  if constexpr (kNorm) {
+    bfloat16* normed = reinterpret_cast<bfloat16*>(shared);
+    normalise<NT>(args, normed);
+    x = normed;
+    x_stride = normed_stride(k);
+  }
 
   int parity = 0;
   for (; tile < tiles; tile += gridDim.x) {
@@ -77,7 +144,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 #pragma unroll
         for (int t = 0; t < NT; ++t) {
           const int row = min(t * 8 + g, m - 1);  // a row too many is computed and not stored
-          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * k + column) : uint4{};
+          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * x_stride + column) : uint4{};
           mma(sums[t], low, b.x, b.y);
           mma(sums[t], high, b.z, b.w);
         }
@@ -94,21 +161,47 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
 #pragma unroll
       for (int i = 0; i < 4; ++i) partial[parity][warp][g + 8 * (i / 2)][t * 8 + 2 * c + i % 2] = sums[t][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < kRows * m; i += kWarps * kWarp) {
-      const int row = i % kRows, r = i / kRows;
-      const int64_t column = tile * kRows + row;
-      if (column >= n) continue;
-      float sum = bias ? load_float(bias[column]) : 0.0f;
+    const auto total = [&](int row, int r, int64_t column) {
+      float sum = args.bias ? load_float(args.bias[column]) : 0.0f;
 #pragma unroll
       for (int p = 0; p < kWarps; ++p) sum += partial[parity][p][row][r];
-      if (out_is_float) {
-        static_cast<float*>(out)[r * n + column] = sum;
+      return sum;
+    };
+    for (int i = threadIdx.x; i < kOut * m; i += kWarps * kWarp) {
+      const int row = i % kOut, r = i / kOut;
+      const int64_t column = tile * kOut + row, at = r * width + column;
+      if (column >= width) continue;
+      bfloat16* out = static_cast<bfloat16*>(args.out) + at;
+      const float sum = total(row, r, column);
+      if constexpr (kGate) {
+        const float gate = load_float(round_to<bfloat16>(sum));
+        const float up = load_float(round_to<bfloat16>(total(row + 8, r, width + column)));
+        *out = round_to<bfloat16>(load_float(round_to<bfloat16>(activate(args.activation, gate))) * up);
+      } else if (args.epilogue == GemvArgs::kStoreFloat) {
+        static_cast<float*>(args.out)[at] = sum;
+      } else if (args.epilogue == GemvArgs::kAdd) {
+        *out = round_to<bfloat16>(load_float(*out) + load_float(round_to<bfloat16>(sum)));
       } else {
-        static_cast<bfloat16*>(out)[r * n + column] = round_to<bfloat16>(sum);
+        *out = round_to<bfloat16>(sum);
       }
     }
     parity ^= 1;  // the other half of `partial`: no second barrier is needed
   }
+}
+
+template <int NT, bool kNorm>
+void run(const Stream& stream, const GemvArgs& args) {
+  const bool gate = args.epilogue == GemvArgs::kActMul;
+  const auto kernel = gate ? gemv_kernel<NT, kNorm, true> : gemv_kernel<NT, kNorm, false>;
+  const int64_t shared = kNorm ? args.m * normed_stride(args.k) * int64_t{sizeof(bfloat16)} : 0;
+  if (kNorm)
+    TV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxNormed)));
+  const int64_t tiles = (args.n + kRows - 1) / kRows, blocks = std::min<int64_t>(tiles, int64_t{2} * stream.num_sms);
+  const int64_t out_bytes = args.m * args.n * (args.epilogue == GemvArgs::kStoreFloat ? 4 : 2) / (gate ? 2 : 1);
+  const char* names[] = {"gemv", "norm_gemv", "gemv_act_mul", "norm_gemv_act_mul"};
+  const KernelWork work(names[kNorm + 2 * gate], (args.n + args.m) * args.k * 2 + out_bytes,
+                        2 * args.m * args.n * args.k);
+  launch(stream, work, kernel, dim3(static_cast<unsigned>(blocks)), kWarps * kWarp, static_cast<size_t>(shared), args);
 }
 
 }  // namespace
@@ -120,12 +213,14 @@ bool gemv_takes(int64_t m, int64_t n, int64_t k) {
   return m > 0 && n > 0 && k > 0 && k % 8 == 0 && quick;
 }
 
-void gemv(const Stream& stream, const bfloat16* x, const bfloat16* weight, const bfloat16* bias, void* out,
-          bool out_is_float, int64_t m, int64_t n, int64_t k) {
-  const int64_t tiles = (n + kRows - 1) / kRows;
-  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{2} * stream.num_sms)));
-  launch(stream, "gemv", m <= 8 ? gemv_kernel<1> : gemv_kernel<2>, blocks, kWarps * kWarp, 0, x, weight, bias, out,
-         out_is_float, static_cast<int>(m), n, k);
+bool gemv_norm_takes(int64_t m, int64_t n, int64_t k) {
+  return gemv_takes(m, n, k) && m * normed_stride(k) * int64_t{sizeof(bfloat16)} <= kMaxNormed;
+}
+
+void gemv(const Stream& stream, const GemvArgs& args) {
+  const bool norm = args.norm_weight != nullptr;
+  if (args.m <= 8) return norm ? run<1, true>(stream, args) : run<1, false>(stream, args);
+  return norm ? run<2, true>(stream, args) : run<2, false>(stream, args);
 }
 
 }  // namespace tiny_vllm

@@ -17,10 +17,9 @@ void gather_rows(const Stream& stream, const void* x, const int32_t* rows, void*
 void embedding(const Stream& stream, const void* table, int32_t* ids, const int32_t* sampled, void* out, int64_t n,
                int64_t row_bytes);
 
-// out (rows, D) = norm of x (rows, D); with a residual: residual += x first, and the norm is taken of the rounded sum.
+// out (rows, D) = norm of x (rows, D)
 template <typename T>
-void rms_norm(const Stream& stream, T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows,
-              int64_t dim);
+void rms_norm(const Stream& stream, const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim);
 
 template <typename T>
 struct RopeAndCacheArgs {
@@ -132,9 +131,24 @@ struct LogprobsArgs {
 };
 void logprobs(const Stream& stream, const LogprobsArgs& args);
 
-// x (M, K) x weight (N, K)ᵀ + bias (N) -> out (M, N), for a few rows and K a multiple of 8.
+// A product of a few rows, with what stands before and after it: K a multiple of 8.
+//   y = x (M, K), or with a norm_weight the RMS norm of its rows
+//   p = y · weight (N, K)ᵀ + bias (N)
+//   out = p (M, N), or out += p, or out (M, N/2) = activation(first half of p) · second half
+struct GemvArgs {
+  enum Epilogue { kStore, kStoreFloat, kAdd, kActMul };  // out is bfloat16, or float where it says so
+  const bfloat16* x = nullptr;
+  const bfloat16* norm_weight = nullptr;  // (K) or null
+  float eps = 0;
+  const bfloat16* weight = nullptr;
+  const bfloat16* bias = nullptr;  // or null
+  Epilogue epilogue = kStore;
+  Activation activation = Activation::kSilu;
+  void* out = nullptr;
+  int64_t m = 0, n = 0, k = 0;
+};
 bool gemv_takes(int64_t m, int64_t n, int64_t k);
-void gemv(const Stream& stream, const bfloat16* x, const bfloat16* weight, const bfloat16* bias, void* out,
-          bool out_is_float, int64_t m, int64_t n, int64_t k);
+bool gemv_norm_takes(int64_t m, int64_t n, int64_t k);  // with a norm_weight
+void gemv(const Stream& stream, const GemvArgs& args);
 
 }  // namespace tiny_vllm

@@ -1,10 +1,10 @@
-// RMSNorm, alone and with the residual addition before it.
+// RMSNorm.
 //
 // out (rows, D) = round(x / sqrt(mean(x²) + eps)) · weight, rounded where Hugging Face rounds (backend.h).
 // Zhang and Sennrich, arXiv 1910.07467.
 //
 // A row is read once: it stays in registers between the sum of squares and the scaling.
-// Bytes moved: 2 · rows · D elements, and the D of the weight; with a residual 4 · rows · D.
+// Bytes moved: 2 · rows · D elements, and the D of the weight.
 #include <algorithm>
 
 #include "kernels/device.h"
@@ -17,8 +17,7 @@ constexpr int kMaxVectors = 4;  // of 16 bytes, that a thread keeps of its row
 
 // One block a row. Thread t holds vectors t, t + blockDim, ... of it.
 template <typename T>
-__global__ void __launch_bounds__(1024)
-    rms_norm_kernel(T* residual, const T* x, const T* weight, float eps, T* out, int dim) {
+__global__ void __launch_bounds__(1024) rms_norm_kernel(const T* x, const T* weight, float eps, T* out, int dim) {
   using V = Vector<T>;
   __shared__ float room[kWarp];
   let_next_kernel_start();
@@ -32,14 +31,7 @@ __global__ void __launch_bounds__(1024)
   for (int j = 0; j < kMaxVectors; ++j) {
     const int i = threadIdx.x + j * blockDim.x;
     if (i >= vectors) break;
-    V v = reinterpret_cast<const V*>(x + row)[i];
-    if (residual) {
-      V sum = reinterpret_cast<const V*>(residual + row)[i];
-#pragma unroll
-      for (int e = 0; e < V::kSize; ++e) sum.at[e] = round_to<T>(load_float(sum.at[e]) + load_float(v.at[e]));
-      reinterpret_cast<V*>(residual + row)[i] = sum;
-      v = sum;
-    }
+    const V v = reinterpret_cast<const V*>(x + row)[i];
 #pragma unroll
     for (int e = 0; e < V::kSize; ++e) {
       values[j][e] = load_float(v.at[e]);
@@ -65,7 +57,7 @@ __global__ void __launch_bounds__(1024)
 // Rows that are no whole number of vectors, or too long for the registers: element by element, x read twice.
 template <typename T>
 __global__ void __launch_bounds__(1024)
-    rms_norm_any_kernel(T* residual, const T* x, const T* weight, float eps, T* out, int64_t dim) {
+    rms_norm_any_kernel(const T* x, const T* weight, float eps, T* out, int64_t dim) {
   __shared__ float room[kWarp];
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -74,11 +66,9 @@ __global__ void __launch_bounds__(1024)
   const T* input = x + row;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
-    T value = input[i];
-    if (residual) value = residual[row + i] = round_to<T>(load_float(residual[row + i]) + load_float(value));
-    squares += load_float(value) * load_float(value);
+    const float value = load_float(input[i]);
+    squares += value * value;
   }
-  if (residual) input = residual + row;  // each thread reads only what it wrote itself
   const float inverse_rms = __frsqrt_rn(block_sum(squares, room) / static_cast<float>(dim) + eps);
   for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
     const float normalised = load_float(round_to<T>(load_float(input[i]) * inverse_rms));
@@ -91,23 +81,21 @@ int round_up_to_warps(int64_t threads) { return static_cast<int>(std::max<int64_
 }  // namespace
 
 template <typename T>
-void rms_norm(const Stream& stream, T* residual, const T* x, const T* weight, float eps, T* out, int64_t rows,
-              int64_t dim) {
+void rms_norm(const Stream& stream, const T* x, const T* weight, float eps, T* out, int64_t rows, int64_t dim) {
   constexpr int64_t kSize = Vector<T>::kSize;
   const dim3 blocks(static_cast<unsigned>(rows));
-  const KernelWork work(residual ? "add_rms_norm" : "rms_norm",
-                        (residual ? 4 : 2) * rows * dim * int64_t{sizeof(T)} + dim * int64_t{sizeof(T)});
+  const KernelWork work("rms_norm", (2 * rows + 1) * dim * int64_t{sizeof(T)});
   if (dim % kSize == 0 && dim <= kMaxVectors * 1024 * kSize) {
     const int64_t vectors = dim / kSize;
     const int threads = std::min(vectors <= 1024 ? round_up_to_warps(vectors) : 1024, 1024);
-    launch(stream, work, rms_norm_kernel<T>, blocks, threads, 0, residual, x, weight, eps, out, static_cast<int>(dim));
+    launch(stream, work, rms_norm_kernel<T>, blocks, threads, 0, x, weight, eps, out, static_cast<int>(dim));
   } else {
-    launch(stream, work, rms_norm_any_kernel<T>, blocks, std::min(1024, round_up_to_warps(dim)), 0, residual, x, weight,
-           eps, out, dim);
+    launch(stream, work, rms_norm_any_kernel<T>, blocks, std::min(1024, round_up_to_warps(dim)), 0, x, weight, eps, out,
+           dim);
   }
 }
 
-template void rms_norm(const Stream&, bfloat16*, const bfloat16*, const bfloat16*, float, bfloat16*, int64_t, int64_t);
-template void rms_norm(const Stream&, float*, const float*, const float*, float, float*, int64_t, int64_t);
+template void rms_norm(const Stream&, const bfloat16*, const bfloat16*, float, bfloat16*, int64_t, int64_t);
+template void rms_norm(const Stream&, const float*, const float*, float, float*, int64_t, int64_t);
 
 }  // namespace tiny_vllm

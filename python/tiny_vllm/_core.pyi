@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockAllocator', 'Checkpoint', 'CudaDevice', 'DeviceArray', 'Engine', 'EngineOptions', 'ModelConfig', 'Ops', 'OpsBatch', 'Request', 'Rope', 'SafetensorsFile', 'SampleRow', 'SamplingParams', 'ScheduledChunk', 'Scheduler', 'StepOutput', 'StepPlan', 'TensorEntry', 'TokenLogprob', 'available_isas', 'build_info', 'cuda_devices', 'measure_read_bandwidth', 'parse_config', 'sample', 'supported_model_types']
+__all__: list[str] = ['BlockAllocator', 'Checkpoint', 'CudaDevice', 'DeviceArray', 'Engine', 'EngineOptions', 'KernelRecord', 'ModelConfig', 'Ops', 'OpsBatch', 'Request', 'Rope', 'SafetensorsFile', 'SampleRow', 'SamplingParams', 'ScheduledChunk', 'Scheduler', 'StepOutput', 'StepPlan', 'TensorEntry', 'TokenLogprob', 'available_isas', 'build_info', 'cuda_devices', 'measure_read_bandwidth', 'parse_config', 'sample', 'supported_model_types']
 class CudaDevice:
     """
     A GPU that the CUDA driver shows.
@@ -507,6 +507,7 @@ class EngineOptions:
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
     enforce_eager: bool
+    profile: bool
     scheduler: str
     def __init__(self) -> None:
         ...
@@ -608,6 +609,31 @@ class StepOutput:
     @property
     def token(self) -> int:
         ...
+class KernelRecord:
+    """
+    One kernel that ran on a GPU: cpp/backend/kernel_record.h.
+    """
+    @property
+    def bytes(self) -> int:
+        ...
+    @property
+    def duration_us(self) -> float:
+        ...
+    @property
+    def flops(self) -> int:
+        ...
+    @property
+    def name(self) -> str:
+        ...
+    @property
+    def start_us(self) -> float:
+        ...
+    @property
+    def step(self) -> int:
+        ...
+    @property
+    def tokens(self) -> int:
+        ...
 class Engine:
     """
     See tiny_vllm.Engine. Not for two callers at once.
@@ -634,6 +660,10 @@ class Engine:
     def step(self, requests: dict, moved: dict) -> None:
         """
         Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.
+        """
+    def take_profile(self) -> list[KernelRecord]:
+        """
+        The kernels that ran since the last call, in order; with EngineOptions.profile, else none.
         """
 def available_isas() -> list[str]:
     """

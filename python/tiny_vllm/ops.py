@@ -37,14 +37,15 @@ from tiny_vllm.errors import InvalidRequestError, shown
 
 __all__ = [
     "act_mul",
-    "add_rms_norm",
     "available_isas",
     "bfloat16",
     "copy_block",
     "embedding",
     "gather_rows",
     "matmul",
+    "matmul_add",
     "measure_read_bandwidth",
+    "norm_matmul",
     "paged_attention",
     "rms_norm",
     "rope_and_cache",
@@ -239,28 +240,6 @@ def rms_norm(
     return _to_numpy(out)
 
 
-def add_rms_norm(
-    residual: Array,
-    x: Array,
-    weight: Array,
-    eps: float = 1e-5,
-    *,
-    device: str = "cpu",
-    isa: str = "auto",
-    num_threads: int = 0,
-) -> tuple[Array, Array]:
-    """residual (T, D), x (T, D), weight (D) -> the rounded sum residual + x, and its rms_norm."""
-    dtype = _check_types("x", x, residual=residual, weight=weight)
-    _check(x.ndim == 2, f"x has shape {x.shape}, expected two dimensions")
-    _check_shape("residual", residual, x.shape)
-    _check_shape("weight", weight, x.shape[1:])
-    eps = _real_number("eps", eps, 0)
-    ops = _ops(device, isa, num_threads)
-    total, out = _to_device(ops, residual), _poisoned(ops, x.shape, dtype)
-    ops.add_rms_norm(total, _to_device(ops, x), _to_device(ops, weight), eps, out)
-    return _to_numpy(total), _to_numpy(out)
-
-
 def matmul(
     x: Array,
     weight: Array,
@@ -291,6 +270,75 @@ def matmul(
     out = _poisoned(ops, (x.shape[0], weight.shape[0]), result)
     bias_on_device = None if bias is None else _to_device(ops, bias)
     ops.matmul(_to_device(ops, x), _to_device(ops, weight), bias_on_device, out)
+    return _to_numpy(out)
+
+
+def matmul_add(
+    out: Array,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> Array:
+    """out (T, N), x (T, K), weight (N, K), bias (N) or None -> out + (x weightᵀ + bias) (T, N).
+
+    The product may be rounded to the type of x before it is added, as in the Hugging Face models.
+    """
+    _check_types("x", x, out=out, weight=weight, **_given(bias=bias))
+    _check(
+        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
+    )
+    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    _check_shape("out", out, (x.shape[0], weight.shape[0]))
+    if bias is not None:
+        _check_shape("bias", bias, weight.shape[:1])
+    ops = _ops(device, isa, num_threads)
+    total = _to_device(ops, out)
+    bias_on_device = None if bias is None else _to_device(ops, bias)
+    ops.matmul_add(_to_device(ops, x), _to_device(ops, weight), bias_on_device, total)
+    return _to_numpy(total)
+
+
+def norm_matmul(
+    x: Array,
+    norm_weight: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    device: str = "cpu",
+    isa: str = "auto",
+    num_threads: int = 0,
+) -> Array:
+    """x (T, D), norm_weight (D), weight (N, D), bias (N) or None -> rms_norm(x) weightᵀ + bias (T, N).
+
+    With an activation, act_mul() of that: (T, N/2). A device may do all of it in one kernel.
+    """
+    dtype = _check_types("x", x, norm_weight=norm_weight, weight=weight, **_given(bias=bias))
+    _check(
+        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
+    )
+    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    _check_shape("norm_weight", norm_weight, x.shape[1:])
+    if bias is not None:
+        _check_shape("bias", bias, weight.shape[:1])
+    eps = _real_number("eps", eps, 0)
+    rows, columns = x.shape[0], weight.shape[0]
+    ops = _ops(device, isa, num_threads)
+    room, product = _poisoned(ops, x.shape, dtype), _poisoned(ops, (rows, columns), dtype)
+    bias_on_device = None if bias is None else _to_device(ops, bias)
+    normed = _to_device(ops, x), _to_device(ops, norm_weight), eps, room
+    if activation is None:
+        ops.norm_matmul(*normed, _to_device(ops, weight), bias_on_device, product)
+        return _to_numpy(product)
+    _check_text("activation", activation)
+    _check(columns % 2 == 0, f"weight has {columns} rows, expected an even number with an activation")
+    out = _poisoned(ops, (rows, columns // 2), dtype)
+    ops.norm_matmul_act_mul(*normed, _to_device(ops, weight), bias_on_device, activation, product, out)
     return _to_numpy(out)
 
 

@@ -29,12 +29,11 @@ class Wrapped : public Backend {
   void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out) override {
     inner_->rms_norm(x, weight, eps, out);
   }
-  void add_rms_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, float eps,
-                    const Tensor& out) override {
-    inner_->add_rms_norm(residual, x, weight, eps, out);
-  }
   void matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
     inner_->matmul(x, weight, bias, out);
+  }
+  void matmul_add(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) override {
+    inner_->matmul_add(x, weight, bias, out);
   }
   void rope_and_cache(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm, float eps,
                       const DeviceBatch& batch, const AttentionShape& shape, const PagedKv& kv) override {

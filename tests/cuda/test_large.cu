@@ -45,9 +45,9 @@ TEST(norms_and_gates_of_many_rows) {
   Array<bfloat16> x(rows * dim), out(rows * dim), alone(dim), weight(numbers(dim, 3));
   const auto row = numbers(dim, 1);
   x.set((rows - 1) * dim, row);
-  rms_norm<bfloat16>(stream(), nullptr, x.data(), weight.data(), 1e-5f, out.data(), rows, dim);
+  rms_norm(stream(), x.data(), weight.data(), 1e-5f, out.data(), rows, dim);
   Array<bfloat16> small(row);
-  rms_norm<bfloat16>(stream(), nullptr, small.data(), weight.data(), 1e-5f, alone.data(), 1, dim);
+  rms_norm(stream(), small.data(), weight.data(), 1e-5f, alone.data(), 1, dim);
   CHECK(same(out.get((rows - 1) * dim, dim), alone.get(0, dim)));
 
   act_mul(stream(), x.data(), Activation::kSilu, out.data(), rows, dim / 2);
@@ -66,10 +66,18 @@ TEST(products_with_a_large_weight) {
     Array<bfloat16> input(x);
     Array<float> out(m * n);
     if (gemv_takes(m, n, k)) {
-      gemv(stream(), input.data(), weight.data(), nullptr, out.data(), true, m, n, k);
+      GemvArgs args;
+      args.x = input.data();
+      args.weight = weight.data();
+      args.epilogue = GemvArgs::kStoreFloat;
+      args.out = out.data();
+      args.m = m;
+      args.n = n;
+      args.k = k;
+      gemv(stream(), args);
     } else {
       gemm.matmul(Tensor(input.data(), DType::kBFloat16, {m, k}), Tensor(weight.data(), DType::kBFloat16, {n, k}),
-                  Tensor(), Tensor(out.data(), DType::kFloat32, {m, n}));
+                  Tensor(), Tensor(out.data(), DType::kFloat32, {m, n}), Gemm::kStore);
     }
     for (const int64_t row : {int64_t{0}, m - 1}) {
       double expected = 0;
@@ -213,7 +221,7 @@ TEST(errors_name_the_call_the_place_and_what_to_do) {
                "too much failed with cudaErrorInvalidValue",  // a launch that asks for 1 GB of shared memory
                launch(stream(), "too much", nothing_kernel, dim3(1), 32, size_t{1} << 30, 1));
   CHECK_EQ(cudaGetLastError(), cudaSuccess);  // and it is not reported a second time
-  rms_norm<bfloat16>(stream(), nullptr, x.data(), x.data(), 1e-5f, x.data(), 1, 8);
+  rms_norm(stream(), x.data(), x.data(), 1e-5f, x.data(), 1, 8);
   TV_CUDA(cudaStreamSynchronize(stream().handle));
 }
 
