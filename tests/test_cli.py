@@ -151,6 +151,7 @@ def test_errors_are_one_sentence(run: Run, rand_folder: Path, arguments: list[st
         (["run", "--file", "-"], "--file: standard input holds no prompt; write one a line"),
         (["bench", "--enable-prefix-caching"], "--enable-prefix-caching"),
         (["bench", "--seed", "1"], "--seed"),
+        (["bench", "--profile", "/not/there/p.json"], "--profile: /not/there/p.json cannot be written: no"),
         (["bench", "sprint"], "'sprint' is not one of prefill, decode-1, decode-64"),
         (["run", "x", "--scheduler", "orca"], "orca"),
         (["run", "x", "--top-q", "1"], "--top-q"),
@@ -238,7 +239,7 @@ def test_a_prompt_that_is_refused(run: Run, rand_folder: Path) -> None:
 
 def test_the_help_fits_80_columns(run: Run) -> None:
     """Every option of the engine is there, whole."""
-    for command, left_out in (("run", set()), ("bench", {"enable_prefix_caching", "seed"})):
+    for command, left_out in (("run", {"profile"}), ("bench", {"enable_prefix_caching", "seed"})):
         code, out, _ = run(command, "--help")
         assert code == 0
         assert max(map(len, out.splitlines())) <= 80
@@ -300,6 +301,26 @@ def test_bench_counts_only_what_ran(run: Run, rand_folder: Path) -> None:
     code, out, err = run("bench", "prefill", *common)
     assert (code, out) == (1, "")
     assert "prompt has 512 tokens" in err
+
+
+def test_a_profile_needs_a_gpu(run: Run, rand_folder: Path, tmp_path: Path) -> None:
+    """Nothing is written where there is nothing to time."""
+    file = tmp_path / "profile.json"
+    common = ["bench", "prefill", "--model", str(rand_folder), "--profile", str(file)]
+    code, out, err = run(*common, *MODEL_OPTIONS)
+    assert (code, out) == (1, "")
+    assert err == ("InvalidRequestError: profile times the kernels of a GPU; device is 'cpu', not 'cuda'\n")
+    assert not file.exists()
+
+
+@pytest.mark.skipif(not _core.cuda_devices()[1], reason="device auto is a GPU here")
+def test_auto_does_not_profile_a_cpu_instead(run: Run, rand_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    code, out, err = run("bench", "prefill", "--model", str(rand_folder), "--profile", str(file))
+    assert (code, out) == (1, "")
+    assert err.startswith("DeviceError: profile times the kernels of a GPU, and there is none: ")
+    assert len(err.splitlines()) == 1
+    assert not file.exists()
 
 
 @pytest.fixture

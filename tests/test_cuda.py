@@ -5,6 +5,9 @@ transformers on the same GPU. Run by full_test.sh --gpu.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import tiny_models
 from helpers import check_all_blocks_are_back, exact, greedy, open_engine, prompt_of, tokens_of
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import InvalidRequestError
+from tiny_vllm.kernel_profile import chrome_trace, table
 from tiny_vllm.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
@@ -105,6 +109,73 @@ def test_a_failed_start_gives_the_memory_back(rand_folder: Path) -> None:
         engine = open_engine(rand_folder, kv_cache_memory_bytes=2**30)
         del engine
     assert abs(free() - before) < 2**28
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_profile_holds_every_kernel(tmp_path: Path, dtype: str) -> None:
+    """One prefill and three decodes: all launches, one after the other, with what they must move."""
+    folder = fixtures.write_rand(tmp_path, dtype=dtype)
+    prompts = [prompt_of(20, seed=n) for n in range(3)]
+    plain = open_engine(folder, dtype=dtype).generate(prompts, greedy(4, ignore_eos=True))
+    engine = open_engine(folder, dtype=dtype, profile=True)
+    outputs = engine.generate(prompts, greedy(4, ignore_eos=True))
+    assert [tokens_of(o) for o in outputs] == [tokens_of(o) for o in plain]
+    records = engine._core.take_profile()
+    assert engine._core.take_profile() == []
+
+    steps = [list(group) for _, group in groupby(records, key=lambda r: r.step)]
+    assert [step[0].tokens for step in steps] == [60, 3, 3, 3]
+    assert all(len({r.tokens for r in step}) == 1 for step in steps)
+    for step in steps:
+        names = [r.name for r in step]
+        attention = [name for name in names if name.startswith("attention")]
+        assert len(attention) == engine.info()["num_layers"]
+        assert {"gather_rows", "rope_and_cache", "race"} <= set(names)
+    assert len({tuple(r.name for r in step) for step in steps[1:]}) == 1
+    assert records[0].start_us == 0
+    assert all(r.duration_us > 0 for r in records)
+    assert all(a.start_us + a.duration_us <= b.start_us for a, b in pairwise(records))
+    # Those that choose tokens have no formula: what they read depends on the logits.
+    assert {r.name for r in records if r.bytes == 0} <= {"find_cuts", "race"}
+    for record in records:
+        product = any(word in record.name for word in ("attention", "gemm", "gemv"))
+        assert (record.flops > 0) == product, record.name
+    kv_bytes = 2 * 3 * 21 * 2 * 64 * (4 if dtype == "float32" else 2)  # keys and values of 3 contexts
+    query_bytes = 2 * 3 * 8 * 64 * (4 if dtype == "float32" else 2)  # and queries and results
+    first_decode = next(r for r in steps[1] if r.name.startswith("attention"))
+    assert first_decode.bytes == kv_bytes + query_bytes
+    assert first_decode.flops == 4 * 3 * 21 * 8 * 64
+
+    trace = json.loads(json.dumps(chrome_trace(records, engine.info()["device"])))
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    kernels = iter([e for e in slices if e["cat"] == "kernel"])
+    for step in (e for e in slices if e["cat"] == "step"):
+        for _ in range(step["args"]["kernels"]):
+            kernel = next(kernels)
+            assert step["ts"] <= kernel["ts"]
+            assert kernel["ts"] + kernel["dur"] <= step["ts"] + step["dur"] + 0.002  # rounded
+    assert next(kernels, None) is None
+    assert {line.split()[0] for line in table(records).splitlines()[1:]} == {r.name for r in records}
+
+
+def test_without_profile_there_are_no_records(rand_folder: Path) -> None:
+    engine = open_engine(rand_folder)
+    engine.generate(prompt_of(5), greedy(2))
+    assert engine._core.take_profile() == []
+
+
+def test_bench_writes_a_profile(rand_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    options = ["--model", rand_folder, "--device", "cuda", "--kv-cache-memory-bytes", 2**26]
+    command = [sys.executable, "-m", "tiny_vllm", "bench", "decode-1", *options, "--profile", file]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    head, *_, summary, where = done.stdout.splitlines()
+    assert head.split()[:2] == ["kernel", "calls"]
+    assert summary.startswith("128 steps, ")
+    assert where == f"open {file} at https://ui.perfetto.dev"
+    events = json.loads(file.read_text())["traceEvents"]
+    assert len([e for e in events if e["ph"] == "X" and e["cat"] == "step"]) == 128
 
 
 def llama_32_1b() -> dict[str, Any]:

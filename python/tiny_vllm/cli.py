@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ from tiny_vllm.cache import byte_progress, console, count_progress
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
+from tiny_vllm.kernel_profile import chrome_trace, summary, table
 from tiny_vllm.model_files import resolve_model
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
@@ -82,7 +84,9 @@ def _load(model: str | None, options: dict[str, Any]) -> Engine:
 
 
 @app.command()
-@_with_engine_options("seed")  # this --seed is the requests' own
+@_with_engine_options(
+    "seed", "profile"
+)  # this --seed is the requests' own; and bench shows what profile finds
 def run(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="One prompt is streamed; several run as one batch.")
@@ -263,22 +267,36 @@ _SCENARIOS = {  # name: (prompts, tokens of each, tokens to generate)
 
 @app.command()
 # The prompts would all be found in the prefix cache after the warm-up; and a seed would draw nothing here.
-@_with_engine_options("enable_prefix_caching", "seed")
+@_with_engine_options("enable_prefix_caching", "seed", "profile")
 def bench(
     scenario: Annotated[str, typer.Argument(help=f"One of {', '.join(_SCENARIOS)}.")] = "decode-1",
     model: Annotated[str | None, typer.Option(help="As for run.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="On a GPU: time every kernel instead, print a table, and write a timeline for "
+            "ui.perfetto.dev to FILE.",
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Run a named load once warm, and print its speed. What nsys.sh and ncu.sh profile."""
     if scenario not in _SCENARIOS:
         raise typer.BadParameter(f"{scenario!r} is not one of {', '.join(_SCENARIOS)}")
+    if profile is not None and not os.access(profile.parent, os.W_OK):
+        raise typer.BadParameter(f"{profile} cannot be written: no such folder", param_hint="--profile")
     requests, prompt_tokens, new_tokens = _SCENARIOS[scenario]
-    engine = _load(model, {**options, "enable_prefix_caching": False})
+    engine = _load(model, {**options, "enable_prefix_caching": False, "profile": profile is not None})
     vocab_size = engine.info()["vocab_size"]
     prompts = [[(7919 * i + 104729 * r) % vocab_size for i in range(prompt_tokens)] for r in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-    # Threads, pages.
-    engine.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    # Threads, pages, CUDA graphs. All prompts, so that every step is of a size of the load's.
+    warm = SamplingParams(temperature=0, max_tokens=min(new_tokens, 3), ignore_eos=True)
+    engine.generate(prompts, warm)
+    if profile is not None:
+        engine._core.take_profile()  # the warm-up's
     before = engine.metrics()
     start = time.monotonic()
     outputs = engine.generate(prompts, params)
@@ -293,6 +311,9 @@ def bench(
                 f"{scenario}: a request stopped after {len(completion.token_ids)} of its {new_tokens} "
                 f"tokens; it needs room for {prompt_tokens + new_tokens} (--max-model-len, and the KV cache)"
             )
+    if profile is not None:
+        _write_profile(engine, profile)
+        return
     generated = sum(len(o.outputs[0].token_ids) for o in outputs)
     tokens, kind = (requests * prompt_tokens, "prompt") if new_tokens == 1 else (generated, "new")
     print(
@@ -300,6 +321,17 @@ def bench(
         f"{tokens / seconds:.1f} {kind} tok/s, {_count(after['num_steps'] - before['num_steps'], 'step')}, "
         f"{(after['bytes_read'] - before['bytes_read']) / seconds / 1e9:.1f} GB/s read"
     )
+
+
+def _write_profile(engine: Engine, file: Path) -> None:
+    records = engine._core.take_profile()
+    try:
+        file.write_text(json.dumps(chrome_trace(records, engine.info()["device"])) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Error(f"{file} cannot be written: {error.strerror}") from None
+    print(table(records))
+    print(summary(records))
+    print(f"open {file} at https://ui.perfetto.dev")
 
 
 @app.command()

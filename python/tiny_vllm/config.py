@@ -65,6 +65,10 @@ class EngineConfig:
     enforce_eager: bool = _option(
         False, "never record steps as CUDA graphs; the CPU has none, so it is always eager"
     )
+    profile: bool = _option(
+        False,
+        "time every kernel on a GPU, which slows steps down; `tiny-vllm bench --profile` shows the result",
+    )
     num_threads: int | None = _option(None, "CPU threads; default: as many as this process may run on")
     cpu_isa: str = _option(
         "auto",

@@ -115,6 +115,7 @@ class Engine:
         for name in (
             "cpu_isa",
             "enforce_eager",
+            "profile",
             "seed",
             "block_size",
             "scheduler",
