@@ -31,10 +31,11 @@ void add_bias(const Stream& stream, const float* sums, const Tensor& bias, const
          out.as<Out>(), count, out.shape[1], add);
 }
 
-// Each matrix moves once, and the tensor cores multiply and add M · N · K times.
-KernelWork product(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
-  const int64_t bias_bytes = bias.defined() ? bias.nbytes() : 0;
-  return {"gemm", x.nbytes() + weight.nbytes() + bias_bytes + out.nbytes(), 2 * out.numel() * x.shape[1]};
+// Each matrix moves once, what is added to twice, and the tensor cores multiply and add M · N · K times.
+KernelWork product(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Gemm::Mode mode) {
+  const int64_t bias_bytes = bias.defined() ? bias.nbytes() : 0,
+                out_bytes = out.nbytes() * (mode == Gemm::kAdd ? 2 : 1);
+  return {"gemm", x.nbytes() + weight.nbytes() + bias_bytes + out_bytes, 2 * out.numel() * x.shape[1]};
 }
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -110,7 +111,7 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out, Mode mode) {
   const auto m = static_cast<int>(x.shape[0]), k = static_cast<int>(x.shape[1]), n = static_cast<int>(weight.shape[0]);
   const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
-  profiled(stream_, product(x, weight, Tensor(), out), [&] {
+  profiled(stream_, product(x, weight, Tensor(), out, mode), [&] {
     TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
                                k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
                                CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
@@ -123,7 +124,7 @@ void Gemm::multiply_with_bias(const Tensor& x, const Tensor& weight, const Tenso
   const Plan& p = plan(x.shape[0], weight.shape[0], x.shape[1], x.dtype);
   TV_CUBLAS(cublas().lt_desc_set(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data, sizeof bias.data));
   const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
-  profiled(stream_, product(x, weight, bias, out), [&] {
+  profiled(stream_, product(x, weight, bias, out, mode), [&] {
     TV_CUBLAS(cublas().lt_matmul(lt_, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c, out.data,
                                  p.c, &p.algo, workspace_, kWorkspaceBytes, stream_.handle));
   });
