@@ -103,6 +103,7 @@ struct Bench {
   T* copy_of(const std::vector<T>& v) {
     T* p = allocate<T>(static_cast<int64_t>(v.size()));
     TV_CUDA(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    TV_CUDA(cudaDeviceSynchronize());  // cudaMemcpy may return when the data have left the host, but not arrived
     return p;
   }
   void free_all() {
@@ -216,10 +217,10 @@ void bench_products(Bench& b) {
         });
       };
       if (gemv_takes(m, n, k)) time_gemv("gemv");
+      if (n == 2 * F) args.epilogue = GemvArgs::kActMul;
+      if (gemv_takes(m, n, k) && n == 2 * F) time_gemv("gemv_act_mul");
       args.norm_weight = norm_weight;
-      if (gemv_norm_takes(m, n, k)) time_gemv("norm_gemv");
-      args.epilogue = GemvArgs::kActMul;
-      if (gemv_norm_takes(m, n, k) && n == 2 * F) time_gemv("norm_gemv_act_mul");
+      if (gemv_norm_takes(m, n, k)) time_gemv(n == 2 * F ? "norm_gemv_act_mul" : "norm_gemv");
       const Gemm::Mode mode = k == F || n == D ? Gemm::kAdd : Gemm::kStore;  // o and down add to the residual stream
       b.time(std::string("cublas ") + name + " m=" + std::to_string(m), bytes, flops, [&](int i) {
         gemm.matmul(tx, Tensor(weight + i % copies * n * k, DType::kBFloat16, {n, k}), Tensor(), out, mode);

@@ -186,11 +186,17 @@ class CudaBackend : public Backend {
 
   void norm_matmul_act_mul(const NormedRows& x, const Tensor& weight, const Tensor& bias, Activation activation,
                            const Tensor& gate_up, const Tensor& out) override {
-    if (!takes(gemv_norm_takes, x.rows, weight))
+    if (!takes(gemv_takes, x.rows, weight))
       return Backend::norm_matmul_act_mul(x, weight, bias, activation, gate_up, out);
     check_product(x.rows, weight, bias, out, weight.shape[0] / 2);
     check_dtype("out", out, x.rows.dtype);
-    GemvArgs args = norm_gemv_args(x, weight, bias, out);
+    GemvArgs args;
+    if (takes(gemv_norm_takes, x.rows, weight)) {
+      args = norm_gemv_args(x, weight, bias, out);
+    } else {
+      rms_norm(x.rows, x.weight, x.eps, x.room);
+      args = gemv_args(x.room, weight, bias, out);
+    }
     args.epilogue = GemvArgs::kActMul;
     args.activation = activation;
     gemv(stream(), args);

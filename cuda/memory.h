@@ -50,7 +50,7 @@ class Workspace {
  public:
   explicit Workspace(const Stream& stream) : stream_(stream) {}
 
-  enum class Fill { kUndefined, kZero, kKeep };  // what is in the memory after it has grown
+  enum class Fill { kUndefined, kZero, kKeep };  // what is in the memory after it has grown; kKeep: the old, then 0
   void reserve(Memory& memory, int64_t bytes, Fill fill = Fill::kUndefined) {
     if (bytes <= memory.bytes()) return;
     bytes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));  // to grow rarely
@@ -58,7 +58,7 @@ class Workspace {
     if (memory.kind() == Memory::kDevice) ++moves_;
     if (fill != Fill::kKeep) memory = Memory(memory.kind());  // first give, then take
     Memory larger(memory.kind(), bytes);
-    if (fill == Fill::kZero) TV_CUDA(cudaMemsetAsync(larger.as(), 0, static_cast<size_t>(bytes), stream_.handle));
+    if (fill != Fill::kUndefined) TV_CUDA(cudaMemsetAsync(larger.as(), 0, static_cast<size_t>(bytes), stream_.handle));
     if (memory.bytes() > 0) {
       TV_CUDA(cudaMemcpyAsync(larger.as(), memory.as(), static_cast<size_t>(memory.bytes()), cudaMemcpyDefault,
                               stream_.handle));

@@ -141,7 +141,7 @@ def test_norm_matmul(way: str, dtype: Any, shape: tuple[int, int, int]) -> None:
     for b in (None, bias):
         result = ops.norm_matmul(x, norm_weight, weight, b, **on(way), num_threads=2)
         exact = normed @ wide(weight).T + (0 if b is None else wide(bias))
-        # A normalised element may fall on the other side of a rounding border (see check_norm), few of them do.
+        # A normalised element may fall on the other side of a rounding border: see check_norm.
         flips = magnitude * reference.EPSILON[np.dtype(dtype)] / (4 * reference.EPSILON[np.dtype(FLOAT32)])
         assert_close(result, exact, dtype, ulps=0.51, magnitude=magnitude * np.sqrt(dim) + 2 * flips)
         apart = ops.matmul(ops.rms_norm(x, norm_weight, **on(way)), weight, b, **on(way))

@@ -265,6 +265,7 @@ std::vector<int32_t> sample(const Ops& ops, const DeviceArray& logits, const std
     params[i].validate(vocab_size);
   }
   Backend& backend = ops.backend();
+  if (n == 0) return {};
   if (backend.can_sample()) {
     StepBatch step = empty_step(n);
     step.sampling = rows;

@@ -13,11 +13,13 @@
 // before the previous kernel has ended: weights do not depend on it.
 //
 // A step of one token is a hundred small kernels, and each costs a microsecond or two however little it does. So what
-// stands beside a product is done within it: the RMS norm of x before it (each block does it for itself; the row is
-// small and the weights are on their way meanwhile), and after it the bias and the sum with the residual stream, or the
-// gate of the MLP. For the gate, the 16 rows of a tile are 8 of the gate's and the 8 of `up` that belong to them.
+// stands beside a product is done within it: for one row the RMS norm of x before it (each block does it for itself:
+// the row is small, and the weights are on their way meanwhile), and after it the bias and the sum with the residual
+// stream, or the gate of the MLP. For the gate, the 16 rows of a tile are 8 of the gate's and the 8 of `up` that belong
+// to them. A weight with so few rows that tiles of 16 would leave multiprocessors idle is cut into tiles of 8.
 #include <algorithm>
 
+#include "base/error.h"
 #include "kernels/activation.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
@@ -27,10 +29,9 @@ namespace tiny_vllm {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = 16;                 // of the weight, a block of threads
-constexpr int kUnroll = 8;                // 16-byte loads a lane and row in flight
-constexpr int kPiece = kUnroll * 32;      // columns a warp takes at a time
-constexpr int64_t kMaxNormed = 72 << 10;  // bytes of shared memory for normalised rows: two blocks a multiprocessor
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kRows = 16;        // of the weight, a block of threads
+constexpr int kNormVectors = 2;  // of a normalised row, a thread
 
 // Weights are read once: they should not push anything else out of the first-level cache.
 __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
@@ -41,94 +42,92 @@ __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
   return r;
 }
 
-// Rows of normalised x in shared memory: their distance, in elements, such that eight lanes read from different banks.
-__host__ __device__ constexpr int64_t normed_stride(int64_t k) { return (k + 63) / 64 * 64 + 32; }
+// The RMS norm of one row x (K) into shared memory: the bits that rms_norm.cu makes, with the same order of sums. What
+// does not depend on the previous kernel is loaded before the wait for it.
+class Norm {
+ public:
+  __device__ explicit Norm(const GemvArgs& args) : args_(args) {
+#pragma unroll
+    for (int j = 0; j < kNormVectors; ++j)
+      if (in_row(j)) weight_[j] = reinterpret_cast<const V*>(args.norm_weight)[threadIdx.x + j * kThreads];
+  }
 
-// The RMS norm of x (M, K), rounded as rms_norm.cu rounds it. Thread t takes the vectors t, t + 256, ... of every row,
-// and the sums of the warps are added in order: a row's result does not depend on how many rows there are.
-template <int NT>
-__device__ void normalise(const GemvArgs& args, bfloat16* normed) {
-  using V = Vector<bfloat16>;
-  __shared__ float squares[8 * NT][kWarps];
-  const int m = static_cast<int>(args.m), vectors = static_cast<int>(args.k / V::kSize);
-  float sums[8 * NT] = {};
-  for (int i = threadIdx.x; i < vectors; i += kWarps * kWarp) {
+  __device__ void operator()(bfloat16* normed) const {
+    __shared__ float room[kWarp];
+    V x[kNormVectors];
+    float squares = 0;
 #pragma unroll
-    for (int r = 0; r < 8 * NT; ++r) {
-      if (r >= m) break;
-      const V v = reinterpret_cast<const V*>(args.x + r * args.k)[i];
+    for (int j = 0; j < kNormVectors; ++j) {
+      if (!in_row(j)) break;
+      x[j] = reinterpret_cast<const V*>(args_.x)[threadIdx.x + j * kThreads];
 #pragma unroll
-      for (int e = 0; e < V::kSize; ++e) sums[r] += load_float(v.at[e]) * load_float(v.at[e]);
+      for (int e = 0; e < V::kSize; ++e) squares += load_float(x[j].at[e]) * load_float(x[j].at[e]);
     }
-  }
+    const float inverse_rms = __frsqrt_rn(block_sum(squares, room) / static_cast<float>(args_.k) + args_.eps);
 #pragma unroll
-  for (int r = 0; r < 8 * NT; ++r) {
-    if (r >= m) break;
-    const float sum = warp_sum(sums[r]);
-    if (threadIdx.x % kWarp == 0) squares[r][threadIdx.x / kWarp] = sum;
-  }
-  __syncthreads();
-  for (int r = 0; r < m; ++r) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += squares[r][w];
-    const float inverse_rms = __frsqrt_rn(sum / static_cast<float>(args.k) + args.eps);
-    for (int i = threadIdx.x; i < vectors; i += kWarps * kWarp) {
-      const V v = reinterpret_cast<const V*>(args.x + r * args.k)[i];
-      const V w = reinterpret_cast<const V*>(args.norm_weight)[i];
+    for (int j = 0; j < kNormVectors; ++j) {
+      if (!in_row(j)) break;
       V result;
 #pragma unroll
       for (int e = 0; e < V::kSize; ++e) {
-        const float normalised = load_float(round_to<bfloat16>(load_float(v.at[e]) * inverse_rms));
-        result.at[e] = round_to<bfloat16>(normalised * load_float(w.at[e]));
+        const float normalised = load_float(round_to<bfloat16>(load_float(x[j].at[e]) * inverse_rms));
+        result.at[e] = round_to<bfloat16>(normalised * load_float(weight_[j].at[e]));
       }
-      reinterpret_cast<V*>(normed + r * normed_stride(args.k))[i] = result;
+      reinterpret_cast<V*>(normed)[threadIdx.x + j * kThreads] = result;
     }
+    __syncthreads();
   }
-  __syncthreads();
-}
 
-// NT: tiles of 8 rows of x.
-template <int NT, bool kNorm, bool kGate>
-__global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
-  extern __shared__ uint4 shared[];
+ private:
+  using V = Vector<bfloat16>;
+  __device__ bool in_row(int j) const { return (threadIdx.x + j * kThreads) * V::kSize < args_.k; }
+  const GemvArgs& args_;
+  V weight_[kNormVectors];
+};
+
+enum class Tile { kSixteen, kEight, kGate };
+
+// NT: tiles of 8 rows of x. kUnroll: 16-byte loads of a lane in flight, for each of the one or two rows that it reads.
+template <int NT, bool kNorm, Tile kTile, int kUnroll>
+__global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ GemvArgs args) {
+  constexpr bool kGate = kTile == Tile::kGate;
+  constexpr int kHalves = kTile == Tile::kEight ? 1 : 2;     // rows of the weight a lane reads
+  constexpr int kOut = kTile == Tile::kSixteen ? kRows : 8;  // columns of out that a tile gives
+  constexpr int kPiece = kUnroll * 32;                       // columns of the weight a warp takes at a time
+  __shared__ alignas(16) bfloat16 normed[kNorm ? kThreads * 8 * kNormVectors : 8];
   __shared__ float partial[2][kWarps][kRows][8 * NT + 1];
   let_next_kernel_start();
 
   const int m = static_cast<int>(args.m);
   const int64_t n = args.n, k = args.k;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, c = lane % 4;
-  constexpr int kOut = kGate ? kRows / 2 : kRows;  // columns of out that a tile gives
   const int64_t width = kGate ? n / 2 : n;
   const int64_t tiles = (width + kOut - 1) / kOut;
   const int64_t pieces = (k + kPiece * kWarps - 1) / (kPiece * kWarps);  // that each warp does of a tile
 
-  uint4 w[kUnroll][2];  // of rows g and g + 8
+  uint4 w[kUnroll][kHalves];  // of rows g and g + 8 of a tile
   const auto load_weights = [&](int64_t tile, int64_t piece) {
     const int64_t first = (piece * kWarps + warp) * kPiece + c * 8;
     const int64_t row = min(tile * kOut + g, width - 1);
-    const int64_t row8 = kGate ? width + row : min(tile * kOut + g + 8, width - 1);
+    const int64_t rows[2] = {row, kGate ? width + row : min(tile * kOut + g + 8, width - 1)};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t column = first + u * 32;
-      w[u][0] = w[u][1] = uint4{};
-      if (column < k) {
-        w[u][0] = load_once(args.weight + row * k + column);
-        w[u][1] = load_once(args.weight + row8 * k + column);
-      }
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) w[u][h] = column < k ? load_once(args.weight + rows[h] * k + column) : uint4{};
     }
   };
 
   int64_t tile = blockIdx.x;
   if (tile < tiles) load_weights(tile, 0);
-  wait_for_previous_kernel();
   const bfloat16* x = args.x;
-  int64_t x_stride = k;
   if constexpr (kNorm) {
-    bfloat16* normed = reinterpret_cast<bfloat16*>(shared);
-    normalise<NT>(args, normed);
+    const Norm norm(args);
+    wait_for_previous_kernel();
+    norm(normed);
     x = normed;
-    x_stride = normed_stride(k);
+  } else {
+    wait_for_previous_kernel();
   }
 
   int parity = 0;
@@ -139,12 +138,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t column = first + u * 32;
-        const uint4 w0 = w[u][0], w1 = w[u][1];
+        const uint4 w0 = w[u][0], w1 = kHalves == 2 ? w[u][kHalves - 1] : uint4{};
         const uint32_t low[4] = {w0.x, w1.x, w0.y, w1.y}, high[4] = {w0.z, w1.z, w0.w, w1.w};
 #pragma unroll
         for (int t = 0; t < NT; ++t) {
           const int row = min(t * 8 + g, m - 1);  // a row too many is computed and not stored
-          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * x_stride + column) : uint4{};
+          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * k + column) : uint4{};
           mma(sums[t], low, b.x, b.y);
           mma(sums[t], high, b.z, b.w);
         }
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
 #pragma unroll
     for (int t = 0; t < NT; ++t)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) partial[parity][warp][g + 8 * (i / 2)][t * 8 + 2 * c + i % 2] = sums[t][i];
+      for (int i = 0; i < 2 * kHalves; ++i) partial[parity][warp][g + 8 * (i / 2)][t * 8 + 2 * c + i % 2] = sums[t][i];
     __syncthreads();
     const auto total = [&](int row, int r, int64_t column) {
       float sum = args.bias ? load_float(args.bias[column]) : 0.0f;
@@ -167,7 +166,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
       for (int p = 0; p < kWarps; ++p) sum += partial[parity][p][row][r];
       return sum;
     };
-    for (int i = threadIdx.x; i < kOut * m; i += kWarps * kWarp) {
+    for (int i = threadIdx.x; i < kOut * m; i += kThreads) {
       const int row = i % kOut, r = i / kOut;
       const int64_t column = tile * kOut + row, at = r * width + column;
       if (column >= width) continue;
@@ -189,21 +188,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2) gemv_kernel(GemvArgs args) {
   }
 }
 
-template <int NT, bool kNorm>
-void run(const Stream& stream, const GemvArgs& args) {
-  const bool gate = args.epilogue == GemvArgs::kActMul;
-  const auto kernel = gate ? gemv_kernel<NT, kNorm, true> : gemv_kernel<NT, kNorm, false>;
-  const int64_t shared = kNorm ? args.m * normed_stride(args.k) * int64_t{sizeof(bfloat16)} : 0;
-  if (kNorm)
-    TV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxNormed)));
-  const int64_t tiles = (args.n + kRows - 1) / kRows, blocks = std::min<int64_t>(tiles, int64_t{2} * stream.num_sms);
-  const int64_t out_bytes = args.m * args.n * (args.epilogue == GemvArgs::kStoreFloat ? 4 : 2) / (gate ? 2 : 1);
-  const char* names[] = {"gemv", "norm_gemv", "gemv_act_mul", "norm_gemv_act_mul"};
-  const KernelWork work(names[kNorm + 2 * gate], (args.n + args.m) * args.k * 2 + out_bytes,
-                        2 * args.m * args.n * args.k);
-  launch(stream, work, kernel, dim3(static_cast<unsigned>(blocks)), kWarps * kWarp, static_cast<size_t>(shared), args);
-}
-
 }  // namespace
 
 // From 9 rows on each product costs twice the tensor core instructions, and cuBLAS wins where the weight is large
@@ -213,14 +197,33 @@ bool gemv_takes(int64_t m, int64_t n, int64_t k) {
   return m > 0 && n > 0 && k > 0 && k % 8 == 0 && quick;
 }
 
+// Of two rows on, a norm that each block does for itself takes longer than one for all.
 bool gemv_norm_takes(int64_t m, int64_t n, int64_t k) {
-  return gemv_takes(m, n, k) && m * normed_stride(k) * int64_t{sizeof(bfloat16)} <= kMaxNormed;
+  return m == 1 && k <= kThreads * 8 * kNormVectors && gemv_takes(m, n, k);
 }
 
 void gemv(const Stream& stream, const GemvArgs& args) {
-  const bool norm = args.norm_weight != nullptr;
-  if (args.m <= 8) return norm ? run<1, true>(stream, args) : run<1, false>(stream, args);
-  return norm ? run<2, true>(stream, args) : run<2, false>(stream, args);
+  const bool norm = args.norm_weight != nullptr, gate = args.epilogue == GemvArgs::kActMul, two = args.m > 8;
+  TV_CHECK(gemv_takes(args.m, args.n, args.k) && (!norm || gemv_norm_takes(args.m, args.n, args.k)),
+           "gemv does not take ", args.m, " x ", args.n, " x ", args.k);
+  int64_t tiles = (args.n + kRows - 1) / kRows;
+  auto kernel = two ? gemv_kernel<2, false, Tile::kSixteen, 8> : gemv_kernel<1, false, Tile::kSixteen, 8>;
+  if (gate) {
+    kernel = two    ? gemv_kernel<2, false, Tile::kGate, 8>
+             : norm ? gemv_kernel<1, true, Tile::kGate, 8>
+                    : gemv_kernel<1, false, Tile::kGate, 8>;
+  } else if (norm) {
+    kernel = gemv_kernel<1, true, Tile::kSixteen, 8>;
+  } else if (!two && tiles <= stream.num_sms) {
+    kernel = args.k <= kThreads * 8 ? gemv_kernel<1, false, Tile::kEight, 8> : gemv_kernel<1, false, Tile::kEight, 16>;
+    tiles = (args.n + 7) / 8;
+  }
+  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{2} * stream.num_sms)));
+  const int64_t out_bytes = args.m * args.n * (args.epilogue == GemvArgs::kStoreFloat ? 4 : 2) / (gate ? 2 : 1);
+  const char* names[] = {"gemv", "norm_gemv", "gemv_act_mul", "norm_gemv_act_mul"};
+  const KernelWork work(names[norm + 2 * gate], (args.n + args.m) * args.k * 2 + out_bytes,
+                        2 * args.m * args.n * args.k);
+  launch(stream, work, kernel, blocks, kThreads, 0, args);
 }
 
 }  // namespace tiny_vllm

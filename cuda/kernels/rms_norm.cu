@@ -87,7 +87,7 @@ void rms_norm(const Stream& stream, const T* x, const T* weight, float eps, T* o
   const KernelWork work("rms_norm", (2 * rows + 1) * dim * int64_t{sizeof(T)});
   if (dim % kSize == 0 && dim <= kMaxVectors * 1024 * kSize) {
     const int64_t vectors = dim / kSize;
-    const int threads = std::min(vectors <= 1024 ? round_up_to_warps(vectors) : 1024, 1024);
+    const int threads = vectors <= kMaxVectors * 256 ? std::min(256, round_up_to_warps(vectors)) : 1024;
     launch(stream, work, rms_norm_kernel<T>, blocks, threads, 0, x, weight, eps, out, static_cast<int>(dim));
   } else {
     launch(stream, work, rms_norm_any_kernel<T>, blocks, std::min(1024, round_up_to_warps(dim)), 0, x, weight, eps, out,

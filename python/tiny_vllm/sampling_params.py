@@ -70,9 +70,9 @@ class SamplingParams:
         logprobs: report the log probability of each chosen token and of this many most likely ones.
         prompt_logprobs: the same for each prompt token but the first.
 
-    As in vLLM the penalties come first, in the order above, then temperature, min_p, top_k, top_p. The history
-    is all of the prompt, cached or not, and the request's own output. Log probabilities are those of the raw
-    logits.
+    As in vLLM the penalties come first, in the order above, then temperature, min_p, top_k, top_p. The
+    history is all of the prompt, cached or not, and the request's own output. Log probabilities are those of
+    the raw logits.
 
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported

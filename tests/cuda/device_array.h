@@ -41,8 +41,10 @@ class Array {
   Array& operator=(const Array&) = delete;
 
   T* data() const { return data_; }
+  // cudaMemcpy() alone would not do: it may return when the data have left the host, but not arrived.
   void set(int64_t at, const std::vector<T>& v) {
-    TV_CUDA(cudaMemcpy(data_ + at, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    TV_CUDA(cudaMemcpyAsync(data_ + at, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice, stream().handle));
+    TV_CUDA(cudaStreamSynchronize(stream().handle));
   }
   std::vector<T> get(int64_t at, int64_t n) const {
     std::vector<T> v(static_cast<size_t>(n));
