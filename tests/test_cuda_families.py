@@ -68,7 +68,8 @@ def test_full_width_beside_transformers(name: str, tmp_path: Path, transformers:
     text = json.dumps({**settings, **CONFIGS[name], "num_hidden_layers": 2})
     (tmp_path / "config.json").write_text(text)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda().eval()
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith(".bias"):  # fresh models have zeros there

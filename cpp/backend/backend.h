@@ -71,7 +71,6 @@ class Backend {
   virtual Buffer allocate(int64_t bytes) = 0;  // 64-byte aligned, contents undefined; throws OutOfMemoryError
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
-  virtual void fill_zero(void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;
   virtual DeviceBatch upload(const StepBatch& batch) = 0;
 

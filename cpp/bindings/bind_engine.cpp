@@ -52,7 +52,8 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 //
 // Python's Engine has one object a request, with these attributes:
 //   request_id  str
-//   received    list of what the steps said: StepOutput; an aborted request's last element is the time, a float
+//   received    list of what the steps said: StepOutput; or just the token, an int, where it is the first sequence's
+//               next one and there is no more to say; an aborted request's last element is the time, a float
 //   finished    bool: nothing more will come
 //   owner       None when step() reports the request
 // and three containers of them:
@@ -73,6 +74,13 @@ double monotonic_time() {
 struct TimedOutput : StepOutput {
   double time = 0;
 };
+
+// That a token came is all there is to say: its StepOutput would cost more than all else that Python does for it. The
+// first one also says when.
+bool is_just_a_token(const StepOutput& output, const py::list& received) {
+  return output.index == 0 && output.token >= 0 && output.finish_reason == FinishReason::kNone &&
+         output.logprobs.empty() && received.size() > 0;
+}
 
 bool is_of(const py::handle output, const py::str& id) { return id.equal(py::object(output.attr("request_id"))); }
 
@@ -125,7 +133,12 @@ void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
     const py::str id(output.request_id);
     const py::object request = requests[id];
     if (output.finish_reason != FinishReason::kNone && !engine.has_request(output.request_id)) ended.push_back(id);
-    request.attr("received").cast<py::list>().append(TimedOutput{std::move(output), time});
+    auto received = request.attr("received").cast<py::list>();
+    if (is_just_a_token(output, received)) {
+      received.append(output.token);
+    } else {
+      received.append(TimedOutput{std::move(output), time});
+    }
     if (request.attr("owner").is_none()) moved[id] = request;
   }
   for (const py::str& id : ended)

@@ -56,9 +56,6 @@ class CpuBackend : public Backend {
   Buffer allocate(int64_t bytes) override { return allocate_host(bytes); }
   void upload(void* device, const void* host, int64_t bytes) override { copy(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { copy(host, device, bytes); }
-  void fill_zero(void* device, int64_t bytes) override {
-    if (bytes > 0) std::memset(device, 0, static_cast<size_t>(bytes));
-  }
   void synchronize() override {}
 
   // The batch stays where it is: the caller keeps it alive until the next one.

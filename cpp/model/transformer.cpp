@@ -27,10 +27,6 @@ Transformer::Transformer(ModelConfig config, Weights weights, DType dtype, Trans
   selected_ = Tensor(nullptr, dtype, {T, D});
   logits_ = Tensor(nullptr, DType::kFloat32, {backend.padded_rows(limits.max_logits_rows), config_.vocab_size});
   allocate({&residual_, &hidden_, &qkv_, &attention_, &gate_up_, &mlp_, &selected_, &logits_});
-  // Nothing reads them before it is written. But compute-sanitizer does not see what cuBLAS writes through the copy
-  // engine, and could not tell a real fault from that.
-  for (const Tensor* t : {&residual_, &hidden_, &qkv_, &attention_, &gate_up_, &mlp_, &selected_})
-    backend_.fill_zero(t->data, t->nbytes());
 }
 
 // One allocation for all of them: a machine that promises more memory than it has would grant each of many.

@@ -16,7 +16,7 @@
 // stands beside a product is done within it: for one row the RMS norm of x before it (each block does it for itself:
 // the row is small, and the weights are on their way meanwhile), and after it the bias and the sum with the residual
 // stream, or the gate of the MLP. For the gate, the 16 rows of a tile are 8 of the gate's and the 8 of `up` that belong
-// to them. A weight with so few rows that tiles of 16 would leave multiprocessors idle is cut into tiles of 8.
+// to them.
 #include <algorithm>
 
 #include "base/error.h"
@@ -30,8 +30,10 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kRows = 16;        // of the weight, a block of threads
-constexpr int kNormVectors = 2;  // of a normalised row, a thread
+constexpr int kRows = 16;             // of the weight, a block of threads
+constexpr int kUnroll = 8;            // 16-byte loads a lane and row in flight
+constexpr int kPiece = kUnroll * 32;  // columns a warp takes at a time
+constexpr int kNormVectors = 2;       // of a normalised row, a thread
 
 // Weights are read once: they should not push anything else out of the first-level cache.
 __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
@@ -85,15 +87,10 @@ class Norm {
   V weight_[kNormVectors];
 };
 
-enum class Tile { kSixteen, kEight, kGate };
-
-// NT: tiles of 8 rows of x. kUnroll: 16-byte loads of a lane in flight, for each of the one or two rows that it reads.
-template <int NT, bool kNorm, Tile kTile, int kUnroll>
+// NT: tiles of 8 rows of x.
+template <int NT, bool kNorm, bool kGate>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ GemvArgs args) {
-  constexpr bool kGate = kTile == Tile::kGate;
-  constexpr int kHalves = kTile == Tile::kEight ? 1 : 2;     // rows of the weight a lane reads
-  constexpr int kOut = kTile == Tile::kSixteen ? kRows : 8;  // columns of out that a tile gives
-  constexpr int kPiece = kUnroll * 32;                       // columns of the weight a warp takes at a time
+  constexpr int kOut = kGate ? kRows / 2 : kRows;  // columns of out that a tile gives
   __shared__ alignas(16) bfloat16 normed[kNorm ? kThreads * 8 * kNormVectors : 8];
   __shared__ float partial[2][kWarps][kRows][8 * NT + 1];
   let_next_kernel_start();
@@ -105,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   const int64_t tiles = (width + kOut - 1) / kOut;
   const int64_t pieces = (k + kPiece * kWarps - 1) / (kPiece * kWarps);  // that each warp does of a tile
 
-  uint4 w[kUnroll][kHalves];  // of rows g and g + 8 of a tile
+  uint4 w[kUnroll][2];  // of rows g and g + 8 of a tile
   const auto load_weights = [&](int64_t tile, int64_t piece) {
     const int64_t first = (piece * kWarps + warp) * kPiece + c * 8;
     const int64_t row = min(tile * kOut + g, width - 1);
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t column = first + u * 32;
-        const uint4 w0 = w[u][0], w1 = kHalves == 2 ? w[u][kHalves - 1] : uint4{};
+        const uint4 w0 = w[u][0], w1 = w[u][1];
         const uint32_t low[4] = {w0.x, w1.x, w0.y, w1.y}, high[4] = {w0.z, w1.z, w0.w, w1.w};
 #pragma unroll
         for (int t = 0; t < NT; ++t) {
@@ -158,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
 #pragma unroll
     for (int t = 0; t < NT; ++t)
 #pragma unroll
-      for (int i = 0; i < 2 * kHalves; ++i) partial[parity][warp][g + 8 * (i / 2)][t * 8 + 2 * c + i % 2] = sums[t][i];
+      for (int i = 0; i < 4; ++i) partial[parity][warp][g + 8 * (i / 2)][t * 8 + 2 * c + i % 2] = sums[t][i];
     __syncthreads();
     const auto total = [&](int row, int r, int64_t column) {
       float sum = args.bias ? load_float(args.bias[column]) : 0.0f;
@@ -206,18 +203,10 @@ void gemv(const Stream& stream, const GemvArgs& args) {
   const bool norm = args.norm_weight != nullptr, gate = args.epilogue == GemvArgs::kActMul, two = args.m > 8;
   TV_CHECK(gemv_takes(args.m, args.n, args.k) && (!norm || gemv_norm_takes(args.m, args.n, args.k)),
            "gemv does not take ", args.m, " x ", args.n, " x ", args.k);
-  int64_t tiles = (args.n + kRows - 1) / kRows;
-  auto kernel = two ? gemv_kernel<2, false, Tile::kSixteen, 8> : gemv_kernel<1, false, Tile::kSixteen, 8>;
-  if (gate) {
-    kernel = two    ? gemv_kernel<2, false, Tile::kGate, 8>
-             : norm ? gemv_kernel<1, true, Tile::kGate, 8>
-                    : gemv_kernel<1, false, Tile::kGate, 8>;
-  } else if (norm) {
-    kernel = gemv_kernel<1, true, Tile::kSixteen, 8>;
-  } else if (!two && tiles <= stream.num_sms) {
-    kernel = args.k <= kThreads * 8 ? gemv_kernel<1, false, Tile::kEight, 8> : gemv_kernel<1, false, Tile::kEight, 16>;
-    tiles = (args.n + 7) / 8;
-  }
+  auto kernel = two ? gemv_kernel<2, false, false> : gemv_kernel<1, false, false>;
+  if (norm) kernel = gate ? gemv_kernel<1, true, true> : gemv_kernel<1, true, false>;
+  if (gate && !norm) kernel = two ? gemv_kernel<2, false, true> : gemv_kernel<1, false, true>;
+  const int64_t tiles = (args.n + kRows - 1) / kRows;
   const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{2} * stream.num_sms)));
   const int64_t out_bytes = args.m * args.n * (args.epilogue == GemvArgs::kStoreFloat ? 4 : 2) / (gate ? 2 : 1);
   const char* names[] = {"gemv", "norm_gemv", "gemv_act_mul", "norm_gemv_act_mul"};

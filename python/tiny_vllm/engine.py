@@ -237,6 +237,8 @@ class Engine:
                 if not running:
                     return outputs
                 self._step_if(lambda: not any(request.finished for request in running.values()))
+                for request in running.values():
+                    request.catch_up()
         except BaseException:
             # Ctrl-C, a callback that raises: the engine stays usable, its blocks come back.
             self._call(self._end, owner.ref)

@@ -56,7 +56,7 @@ class Request:
         self.tokenizer = tokenizer
         self.owner = owner
         self.arrival_time = time.monotonic()
-        self.received: list[_core.StepOutput | float] = []
+        self.received: list[_core.StepOutput | int | float] = []
         self.finished = False
         self._answer: _Answer | None = None
 
@@ -65,6 +65,16 @@ class Request:
 
         Asked in order, each call does the new part only.
         """
+        answer = self._read(count)
+        output = answer.copy()
+        self._answer = answer
+        return output
+
+    def catch_up(self) -> None:
+        """Does the work of output() as far as it goes now, while the device is busy with the next step."""
+        self._answer = self._read(None)
+
+    def _read(self, count: int | None) -> _Answer:
         # It is taken while it changes, in one line without a call: nobody else can come in between.
         answer, self._answer = self._answer, None
         if answer is None or (count is not None and answer.num_applied > count):
@@ -73,9 +83,7 @@ class Request:
         for step in self.received[answer.num_applied : count]:
             answer.apply(step)
             answer.num_applied += 1
-        output = answer.copy()
-        self._answer = answer
-        return output
+        return answer
 
 
 class _Answer:
@@ -100,8 +108,14 @@ class _Answer:
             for _ in range(params.n)
         ]
 
-    def apply(self, step: _core.StepOutput | float) -> None:
-        """Adds what one step said about one of the n sequences; a number: the request was aborted then."""
+    def apply(self, step: _core.StepOutput | int | float) -> None:
+        """Adds what one step said about one of the n sequences.
+
+        An int: the next token of the first of them. A float: the request was aborted then.
+        """
+        if isinstance(step, int):
+            self._append(0, step)
+            return
         if isinstance(step, float):
             for completion in self._completions:
                 if not completion.finished():
@@ -121,19 +135,22 @@ class _Answer:
             self._output.prompt_logprobs = [None, *map(self._logprob_dict, step.prompt_logprobs)]
         completion = self._completions[step.index]
         if step.token >= 0:
-            completion.token_ids.append(step.token)
+            self._append(step.index, step.token, is_shown=step.finish_reason != "stop")
             if completion.logprobs is not None:
                 assert completion.cumulative_logprob is not None
                 completion.logprobs.append(self._logprob_dict(step.logprobs))
                 completion.cumulative_logprob += step.logprobs[0].logprob
-            detokenizer = self._detokenizers[step.index]
-            if detokenizer is not None and step.finish_reason != "stop":  # the token that stops is not shown
-                completion.text += detokenizer.add([step.token])
         if step.finish_reason is not None:
             self._finish(completion, step.finish_reason, step.error or step.stop_token)
             if all(c.finished() for c in self._completions):
                 self._output.finished = True
                 self._metrics.finished_time = step.time
+
+    def _append(self, index: int, token: int, is_shown: bool = True) -> None:
+        completion, detokenizer = self._completions[index], self._detokenizers[index]
+        completion.token_ids.append(token)
+        if detokenizer is not None and is_shown:
+            completion.text += detokenizer.add([token])
 
     def _finish(self, completion: CompletionOutput, reason: str, stop_reason: int | str | None) -> None:
         detokenizer = self._detokenizers[completion.index]

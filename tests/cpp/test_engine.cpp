@@ -20,7 +20,6 @@ class Wrapped : public Backend {
   Buffer allocate(int64_t bytes) override { return inner_->allocate(bytes); }
   void upload(void* device, const void* host, int64_t bytes) override { inner_->upload(device, host, bytes); }
   void download(void* host, const void* device, int64_t bytes) override { inner_->download(host, device, bytes); }
-  void fill_zero(void* device, int64_t bytes) override { inner_->fill_zero(device, bytes); }
   void synchronize() override { inner_->synchronize(); }
   DeviceBatch upload(const StepBatch& batch) override { return inner_->upload(batch); }
   void embedding(const Tensor& table, const int32_t* ids, const Tensor& out) override {
