@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t column = first + u * 32;
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) w[u][h] = column < k ? load_once(args.weight + rows[h] * k + column) : uint4{};
+      for (int h = 0; h < 2; ++h) w[u][h] = column < k ? load_once(args.weight + rows[h] * k + column) : uint4{};
     }
   };
 
