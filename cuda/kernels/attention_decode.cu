@@ -8,6 +8,9 @@
 // its warps every fourth tile of keys. What they found is merged, first in shared memory and then, by the block that
 // comes last, in global memory. How many splits there are does not depend on the contexts: a CUDA graph stays valid as
 // they grow.
+//
+// The keys and values of all tokens but the newest were written in earlier steps, so the first tiles are asked for
+// before the kernel that makes the newest ones has ended.
 #include <algorithm>
 
 #include "kernels/attention_tile.h"
@@ -66,7 +69,6 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ bool is_last;
   let_next_kernel_start();
-  wait_for_previous_kernel();
 
   const AttentionArgs<bfloat16>& args = a.attention;
   const AttentionShape& s = args.shape;
@@ -76,8 +78,11 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
   const int kv_head = blockIdx.y / a.num_row_tiles, first_row = blockIdx.y % a.num_row_tiles * kRows;
   const int rows = min(kRows, group - first_row);
   const int64_t token = args.query_start[request];
-  const int context = args.context_len[request];
-  if (args.query_start[request + 1] - token != 1) return;  // a prefill
+  const int context = args.context_len[request], newest = context - 1;
+  if (args.query_start[request + 1] - token != 1) {  // a prefill, in which more than the newest keys are new
+    wait_for_previous_kernel();
+    return;
+  }
 
   // This split's tiles: an equal share of those that hold visible keys.
   const int oldest = s.sliding_window > 0 ? max(0, context - static_cast<int>(s.sliding_window)) : 0;
@@ -90,8 +95,8 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
   const uint32_t ring = shared_address(shared) + warp * C::kStages * 2 * C::kTileBytes;
   const auto key_tile = [&](int stage) { return ring + stage * 2 * C::kTileBytes; };
   const auto value_tile = [&](int stage) { return key_tile(stage) + C::kTileBytes; };
-  // A lane looks up one key, and the warp loads all of the tile.
-  const auto load_tile = [&](int tile, int stage) {
+  // A lane looks up one key, and the warp loads all of the tile, or all but one key.
+  const auto load_tile = [&](int tile, int stage, int but = -1) {
     int64_t offset = -1;
     if (tile < split_end) {
       const int key = tile * KEYS + lane % KEYS;
@@ -100,17 +105,27 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
       for (int i = lane; i < KEYS * DP / 8; i += kWarp) {
         const int row = i / (DP / 8), chunk = i % (DP / 8);
         const int64_t key_offset = __shfl_sync(~0u, offset, row);
+        if (tile * KEYS + row == but) continue;
         const bool valid = key_offset >= 0 && chunk * 8 < head_dim;
         const int64_t at = valid ? key_offset + chunk * 8 : 0;
         copy_async(key_tile(stage) + chunk_offset<DP>(row, chunk), args.keys + at, valid);
         copy_async(value_tile(stage) + chunk_offset<DP>(row, chunk), args.values + at, valid);
       }
     }
-    commit_copies();
   };
 
   const int first_tile = split_begin + warp;
-  load_tile(first_tile, 0);
+  const bool has_newest = first_tile == newest / KEYS && first_tile < split_end;
+  const int64_t newest_offset = has_newest ? pages.offset(newest) : 0;
+  load_tile(first_tile, 0, newest);
+  wait_for_previous_kernel();
+  for (int chunk = lane; has_newest && chunk < DP / 8; chunk += kWarp) {
+    const bool valid = chunk * 8 < head_dim;
+    const int64_t at = newest_offset + (valid ? chunk * 8 : 0);
+    copy_async(key_tile(0) + chunk_offset<DP>(newest % KEYS, chunk), args.keys + at, valid);
+    copy_async(value_tile(0) + chunk_offset<DP>(newest % KEYS, chunk), args.values + at, valid);
+  }
+  commit_copies();
 
   // Queries straight into fragments: row g (and g + 8) of the tile is query head first_row + g.
   const bfloat16* query =
@@ -131,6 +146,7 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
   int stage = 0;
   for (int tile = first_tile; tile < split_end; tile += WARPS) {
     load_tile(tile + WARPS, stage ^ 1);
+    commit_copies();
     wait_for_copies<1>();
     __syncwarp();
     float scores[KEYS / 8][4];

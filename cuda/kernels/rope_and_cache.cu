@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeAndCacheAr
     T at[N];
   };
   let_next_kernel_start();
-  wait_for_previous_kernel();
   const AttentionShape& s = args.shape;
   const int heads = static_cast<int>(s.num_heads + 2 * s.num_kv_heads), dim = static_cast<int>(s.head_dim);
   const int lane = threadIdx.x % lanes, vectors = dim / (2 * N);
@@ -38,6 +37,14 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeAndCacheAr
     const int64_t block = slot / s.block_size, offset = slot % s.block_size;
     to = (is_value ? args.values : args.keys) + ((block * s.num_kv_heads + kv_head) * s.block_size + offset) * dim;
   }
+  struct alignas(8 * N < 16 ? 8 * N : 16) Angles {
+    float2 at[N];  // cos, sin
+  };
+  const auto* cos_sin = reinterpret_cast<const Angles*>(args.cos_sin + token * dim);
+  Angles angles{};
+  if (active && !is_value && lane < vectors) angles = cos_sin[lane];
+  wait_for_previous_kernel();  // up to here all comes from the step's upload
+
   const auto first_half = [&](T* p, int i) -> V& { return reinterpret_cast<V*>(p)[i]; };
   const auto second_half = [&](T* p, int i) -> V& { return reinterpret_cast<V*>(p + dim / 2)[i]; };
 
@@ -63,14 +70,10 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeAndCacheAr
     const float scaled = load_float(round_to<T>(load_float(x) * inverse_rms));
     return load_float(round_to<T>(scaled * load_float(norm[element])));
   };
-  struct alignas(8 * N < 16 ? 8 * N : 16) Angles {
-    float2 at[N];  // cos, sin
-  };
-  const auto* cos_sin = reinterpret_cast<const Angles*>(args.cos_sin + token * dim);
   for (int i = lane; i < vectors; i += lanes) {
     V a = first_half(from, i), b = second_half(from, i);
     if (!is_value) {
-      const Angles angles = cos_sin[i];
+      if (i != lane) angles = cos_sin[i];
 #pragma unroll
       for (int e = 0; e < N; ++e) {
         const float2 angle = angles.at[e];
