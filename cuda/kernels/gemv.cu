@@ -30,10 +30,16 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kRows = 16;             // of the weight, a block of threads
-constexpr int kUnroll = 8;            // 16-byte loads a lane and row in flight
-constexpr int kPiece = kUnroll * 32;  // columns a warp takes at a time
-constexpr int kNormVectors = 2;       // of a normalised row, a thread
+constexpr int kRows = 16;                 // of the weight, a block of threads
+constexpr int kUnroll = 8;                // 16-byte loads a lane and row in flight
+constexpr int kPiece = kUnroll * 32;      // columns a warp takes at a time
+constexpr int kNormVectors = 2;           // of a normalised row, a thread
+constexpr int64_t kMaxStaged = 72 << 10;  // bytes of x in shared memory: there is room for two blocks a multiprocessor
+
+enum class X { kGlobal, kStaged, kNormed };  // where the products read x from
+
+// Distance of the rows of x in shared memory, in elements: the eight lanes that read at once find different banks.
+__host__ __device__ constexpr int64_t staged_stride(int64_t k) { return (k + 63) / 64 * 64 + 32; }
 
 // Weights are read once: they should not push anything else out of the first-level cache.
 __device__ __forceinline__ uint4 load_once(const bfloat16* p) {
@@ -87,11 +93,19 @@ class Norm {
   V weight_[kNormVectors];
 };
 
+__device__ void stage(const GemvArgs& args, bfloat16* staged) {
+  for (int r = 0; r < args.m; ++r)
+    for (int64_t i = threadIdx.x * 8; i < args.k; i += kThreads * 8)
+      *reinterpret_cast<uint4*>(staged + r * staged_stride(args.k) + i) =
+          *reinterpret_cast<const uint4*>(args.x + r * args.k + i);
+  __syncthreads();
+}
+
 // NT: tiles of 8 rows of x.
-template <int NT, bool kNorm, bool kGate>
+template <int NT, X kX, bool kGate>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ GemvArgs args) {
   constexpr int kOut = kGate ? kRows / 2 : kRows;  // columns of out that a tile gives
-  __shared__ alignas(16) bfloat16 normed[kNorm ? kThreads * 8 * kNormVectors : 8];
+  extern __shared__ uint4 shared[];
   __shared__ float partial[2][kWarps][kRows][8 * NT + 1];
   let_next_kernel_start();
 
@@ -118,13 +132,21 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   int64_t tile = blockIdx.x;
   if (tile < tiles) load_weights(tile, 0);
   const bfloat16* x = args.x;
-  if constexpr (kNorm) {
-    const Norm norm(args);
+  int64_t x_stride = k;
+  if constexpr (kX == X::kGlobal) {
     wait_for_previous_kernel();
-    norm(normed);
-    x = normed;
   } else {
-    wait_for_previous_kernel();
+    auto* staged = reinterpret_cast<bfloat16*>(shared);
+    if constexpr (kX == X::kNormed) {
+      const Norm norm(args);
+      wait_for_previous_kernel();
+      norm(staged);
+    } else {
+      wait_for_previous_kernel();
+      stage(args, staged);
+    }
+    x = staged;
+    x_stride = staged_stride(k);
   }
 
   int parity = 0;
@@ -140,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
 #pragma unroll
         for (int t = 0; t < NT; ++t) {
           const int row = min(t * 8 + g, m - 1);  // a row too many is computed and not stored
-          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * k + column) : uint4{};
+          const uint4 b = column < k ? *reinterpret_cast<const uint4*>(x + row * x_stride + column) : uint4{};
           mma(sums[t], low, b.x, b.y);
           mma(sums[t], high, b.z, b.w);
         }
@@ -203,16 +225,21 @@ void gemv(const Stream& stream, const GemvArgs& args) {
   const bool norm = args.norm_weight != nullptr, gate = args.epilogue == GemvArgs::kActMul, two = args.m > 8;
   TV_CHECK(gemv_takes(args.m, args.n, args.k) && (!norm || gemv_norm_takes(args.m, args.n, args.k)),
            "gemv does not take ", args.m, " x ", args.n, " x ", args.k);
-  auto kernel = two ? gemv_kernel<2, false, false> : gemv_kernel<1, false, false>;
-  if (norm) kernel = gate ? gemv_kernel<1, true, true> : gemv_kernel<1, true, false>;
-  if (gate && !norm) kernel = two ? gemv_kernel<2, false, true> : gemv_kernel<1, false, true>;
-  const int64_t tiles = (args.n + kRows - 1) / kRows;
-  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{2} * stream.num_sms)));
+  const int64_t tiles = (args.n + kRows - 1) / kRows, blocks = std::min<int64_t>(tiles, int64_t{2} * stream.num_sms);
+  const int64_t bytes = args.m * staged_stride(args.k) * int64_t{sizeof(bfloat16)};
+  const bool staged = !two && tiles > blocks && bytes <= kMaxStaged;
+  auto kernel = gate ? gemv_kernel<1, X::kGlobal, true> : gemv_kernel<1, X::kGlobal, false>;
+  if (two) kernel = gate ? gemv_kernel<2, X::kGlobal, true> : gemv_kernel<2, X::kGlobal, false>;
+  if (staged) kernel = gate ? gemv_kernel<1, X::kStaged, true> : gemv_kernel<1, X::kStaged, false>;
+  if (norm) kernel = gate ? gemv_kernel<1, X::kNormed, true> : gemv_kernel<1, X::kNormed, false>;
+  const int64_t shared = staged || norm ? bytes : 0;
+  if (shared > 0)
+    TV_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxStaged)));
   const int64_t out_bytes = args.m * args.n * (args.epilogue == GemvArgs::kStoreFloat ? 4 : 2) / (gate ? 2 : 1);
   const char* names[] = {"gemv", "norm_gemv", "gemv_act_mul", "norm_gemv_act_mul"};
   const KernelWork work(names[norm + 2 * gate], (args.n + args.m) * args.k * 2 + out_bytes,
                         2 * args.m * args.n * args.k);
-  launch(stream, work, kernel, blocks, kThreads, 0, args);
+  launch(stream, work, kernel, dim3(static_cast<unsigned>(blocks)), kThreads, static_cast<size_t>(shared), args);
 }
 
 }  // namespace tiny_vllm
