@@ -28,12 +28,20 @@ class CudaBackend : public Backend {
   explicit CudaBackend(const BackendOptions& options)
       : own_stream_(options.profile), gemm_(stream()), use_graphs_(!options.enforce_eager && !options.profile) {}
 
+  // All that is under way ends before its memory goes.
+  ~CudaBackend() override {
+    cudaSetDevice(own_stream_.device());
+    release_profiled();
+    cudaStreamSynchronize(stream().handle);
+  }
+
   std::string description() const override {
     const cudaDeviceProp& p = own_stream_.properties();
     return str("cuda, ", p.name, ", compute capability ", p.major, ".", p.minor);
   }
 
   MemoryInfo memory() const override {
+    own_stream_.use_device();
     size_t free = 0, total = 0;
     TV_CUDA(cudaMemGetInfo(&free, &total));
     return {static_cast<int64_t>(total), static_cast<int64_t>(free)};
@@ -46,6 +54,7 @@ class CudaBackend : public Backend {
   int64_t padded_rows(int64_t rows) const override { return padded_size(rows); }
 
   Buffer allocate(int64_t bytes) override {
+    own_stream_.use_device();
     void* data = nullptr;
     const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(1, bytes)));
     if (error == cudaErrorMemoryAllocation) {
@@ -66,12 +75,14 @@ class CudaBackend : public Backend {
 
   void upload(void* device, const void* host, int64_t bytes) override {
     if (bytes == 0) return;
+    own_stream_.use_device();
     release_profiled();
     TV_CUDA(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream().handle));
     synchronize();  // the caller may give the host's memory back
   }
   void download(void* host, const void* device, int64_t bytes) override {
     if (bytes == 0) return;
+    own_stream_.use_device();
     release_profiled();
     TV_CUDA(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream().handle));
     synchronize();
@@ -83,6 +94,7 @@ class CudaBackend : public Backend {
 
   // A step of decodes alone is padded to one of a few shapes, so that its calls can be recorded and replayed.
   DeviceBatch upload(const StepBatch& batch) override {
+    own_stream_.use_device();
     release_profiled();
     const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
     num_decodes_ = 0;
@@ -108,6 +120,7 @@ class CudaBackend : public Backend {
     if (!shape_) return ops();
     if (moves_ != workspace_.moves()) graphs_.clear();  // they hold the old addresses
     moves_ = workspace_.moves();
+    if (std::ssize(graphs_) > kMaxGraphs) graphs_.clear();  // each holds memory; those in use are soon recorded again
     std::optional<Graph>& graph = graphs_[*shape_];
     if (!seen_.contains(*shape_)) {
       ops();
@@ -361,6 +374,7 @@ class CudaBackend : public Backend {
   }
 
   static constexpr int64_t kMaxGraphTokens = 512;
+  static constexpr int64_t kMaxGraphs = 256;
 
   OwnStream own_stream_;
   Gemm gemm_;

@@ -10,7 +10,7 @@ namespace tiny_vllm {
 namespace {
 
 // What NVIDIA recommends for Hopper. cuBLAS would allocate its own on first use, which a graph capture does not allow.
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 // sums (M, N) + bias (N), rounded once, -> out (M, N), or added to it.
 template <typename T, typename Out>
@@ -61,22 +61,22 @@ struct Gemm::Plan {
   }
 };
 
-Gemm::Gemm(const Stream& stream) : stream_(stream) {
-  TV_CUBLAS(cublas().create(&handle_));
-  TV_CUBLAS(cublas().set_stream(handle_, stream.handle));
+Gemm::Gemm(const Stream& stream) : stream_(stream), workspace_(Memory::kDevice, kWorkspaceBytes) {
+  TV_CUBLAS(cublas().create(&handles_.cublas));
+  TV_CUBLAS(cublas().set_stream(handles_.cublas, stream.handle));
   // A product whose K is cut among multiprocessors would otherwise be summed in bfloat16.
   TV_CUBLAS(cublas().set_math_mode(
-      handle_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
-  TV_CUDA(cudaMalloc(&workspace_, kWorkspaceBytes));
-  TV_CUBLAS(cublas().set_workspace(handle_, workspace_, kWorkspaceBytes));
-  TV_CUBLAS(cublas().lt_create(&lt_));
+      handles_.cublas,
+      static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+  TV_CUBLAS(cublas().set_workspace(handles_.cublas, workspace_.as(), kWorkspaceBytes));
+  TV_CUBLAS(cublas().lt_create(&handles_.lt));
 }
 
-Gemm::~Gemm() {
-  plans_.clear();
-  if (lt_) cublas().lt_destroy(lt_);
-  if (handle_) cublas().destroy(handle_);
-  cudaFree(workspace_);
+Gemm::~Gemm() = default;
+
+Gemm::Handles::~Handles() {
+  if (lt) ::tiny_vllm::cublas().lt_destroy(lt);
+  if (cublas) ::tiny_vllm::cublas().destroy(cublas);
 }
 
 void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode) {
@@ -92,11 +92,12 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     if (bias.dtype == DType::kFloat32) return add_bias<float, float>(stream_, out.as<float>(), bias, out, false);
     return add_bias<bfloat16, float>(stream_, out.as<float>(), bias, out, false);
   }
-  float* sums = nullptr;
-  TV_CUDA(cudaMallocAsync(&sums, static_cast<size_t>(m * n) * sizeof(float), stream_.handle));
-  multiply(x, weight, Tensor(sums, DType::kFloat32, {m, n}), kStore);
-  add_bias<bfloat16, bfloat16>(stream_, sums, bias, out, mode == kAdd);
-  TV_CUDA(cudaFreeAsync(sums, stream_.handle));
+  float* memory = nullptr;
+  TV_CUDA(cudaMallocAsync(&memory, static_cast<size_t>(m * n) * sizeof(float), stream_.handle));
+  const auto free_in_order = [this](float* p) { cudaFreeAsync(p, stream_.handle); };
+  const std::unique_ptr<float, decltype(free_in_order)> sums(memory, free_in_order);
+  multiply(x, weight, Tensor(sums.get(), DType::kFloat32, {m, n}), kStore);
+  add_bias<bfloat16, bfloat16>(stream_, sums.get(), bias, out, mode == kAdd);
 }
 
 // cuBLAS was written for Fortran: a matrix lies in memory column after column. Ours lie row after row. The same memory
@@ -111,10 +112,11 @@ void Gemm::matmul(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 void Gemm::multiply(const Tensor& x, const Tensor& weight, const Tensor& out, Mode mode) {
   const auto m = static_cast<int>(x.shape[0]), k = static_cast<int>(x.shape[1]), n = static_cast<int>(weight.shape[0]);
   const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
+  const int ld = std::max(1, k);                       // 0 is refused, even where no element is read
   profiled(stream_, product(x, weight, Tensor(), out, mode), [&] {
-    TV_CUBLAS(cublas().gemm_ex(handle_, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data, cuda_type(weight.dtype),
-                               k, x.data, cuda_type(x.dtype), k, &beta, out.data, cuda_type(out.dtype), n,
-                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    TV_CUBLAS(cublas().gemm_ex(handles_.cublas, CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &alpha, weight.data,
+                               cuda_type(weight.dtype), ld, x.data, cuda_type(x.dtype), ld, &beta, out.data,
+                               cuda_type(out.dtype), n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
   });
 }
 
@@ -125,8 +127,8 @@ void Gemm::multiply_with_bias(const Tensor& x, const Tensor& weight, const Tenso
   TV_CUBLAS(cublas().lt_desc_set(p.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.data, sizeof bias.data));
   const float alpha = 1, beta = mode == kAdd ? 1 : 0;  // of the product, and of what is in out
   profiled(stream_, product(x, weight, bias, out, mode), [&] {
-    TV_CUBLAS(cublas().lt_matmul(lt_, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c, out.data,
-                                 p.c, &p.algo, workspace_, kWorkspaceBytes, stream_.handle));
+    TV_CUBLAS(cublas().lt_matmul(handles_.lt, p.desc, &alpha, weight.data, p.a, x.data, p.b, &beta, out.data, p.c,
+                                 out.data, p.c, &p.algo, workspace_.as(), kWorkspaceBytes, stream_.handle));
   });
 }
 
@@ -156,7 +158,7 @@ const Gemm::Plan& Gemm::plan(int64_t m, int64_t n, int64_t k, DType dtype) {
   TV_CUBLAS(lib.lt_preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_float, sizeof in_float));
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  TV_CUBLAS(lib.lt_heuristic(lt_, p->desc, p->a, p->b, p->c, p->c, preference, 1, &result, &found));
+  TV_CUBLAS(lib.lt_heuristic(handles_.lt, p->desc, p->a, p->b, p->c, p->c, preference, 1, &result, &found));
   TV_CHECK(found == 1, "cublasLt knows no way to multiply ", m, " x ", k, " by ", k, " x ", n, " in ", name_of(dtype));
   p->algo = result.algo;
   known = std::move(p);

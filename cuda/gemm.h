@@ -8,13 +8,14 @@
 #include "base/tensor.h"
 #include "cublas_library.h"
 #include "launch.h"
+#include "memory.h"
 
 namespace tiny_vllm {
 
 class Gemm {
  public:
   explicit Gemm(const Stream& stream);
-  ~Gemm();
+  ~Gemm();  // in gemm.cu, where Plan is known
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
@@ -31,11 +32,16 @@ class Gemm {
   void multiply_with_bias(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out, Mode mode);
   const Plan& plan(int64_t m, int64_t n, int64_t k, DType dtype);
 
+  struct Handles {
+    cublasHandle_t cublas = nullptr;
+    cublasLtHandle_t lt = nullptr;
+    ~Handles();
+  };
+
   const Stream& stream_;
-  cublasHandle_t handle_ = nullptr;
-  cublasLtHandle_t lt_ = nullptr;
+  Memory workspace_;  // outlives the handles
+  Handles handles_;
   std::map<std::tuple<int64_t, int64_t, int64_t, DType>, std::unique_ptr<Plan>> plans_;
-  void* workspace_ = nullptr;
 };
 
 }  // namespace tiny_vllm

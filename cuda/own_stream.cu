@@ -14,9 +14,8 @@ __global__ void probe_kernel() {}
 }  // namespace
 
 OwnStream::OwnStream(bool profile) {
-  int device = 0;
-  TV_CUDA(cudaGetDevice(&device));
-  TV_CUDA(cudaGetDeviceProperties(&properties_, device));
+  TV_CUDA(cudaGetDevice(&device_));
+  TV_CUDA(cudaGetDeviceProperties(&properties_, device_));
   const auto& built = build_info().cuda_architectures;
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, probe_kernel);
@@ -30,7 +29,9 @@ OwnStream::OwnStream(bool profile) {
   }
   check_cuda(error, "cudaFuncGetAttributes(&attributes, probe_kernel)");
   stream_.num_sms = properties_.multiProcessorCount;
-  stream_.dependent_launch = properties_.major >= 9 && !profile;
+  // Kernels wait for their predecessors only in code made for compute capability 9.0 and newer (launch.h). What is made
+  // from older PTX when the module is loaded has no wait, and must not be started early.
+  stream_.dependent_launch = properties_.major >= 9 && attributes.ptxVersion >= 90 && !profile;
   stream_.has_wgmma =
       properties_.major == 9 && properties_.minor == 0 && std::find(built.begin(), built.end(), "90a") != built.end();
   if (profile) stream_.timer = &timer_.emplace();

@@ -15,11 +15,16 @@ class OwnStream {
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
 
+  // To be called first in whatever a caller may do: each thread has a current device of its own.
+  void use_device() const { TV_CUDA(cudaSetDevice(device_)); }
+
+  int device() const { return device_; }
   const Stream& stream() const { return stream_; }
   KernelTimer* timer() { return stream_.timer; }  // null without a profile
   const cudaDeviceProp& properties() const { return properties_; }
 
  private:
+  int device_ = 0;
   Stream stream_;
   std::optional<KernelTimer> timer_;
   cudaDeviceProp properties_{};

@@ -609,6 +609,24 @@ def test_b33_logits_that_are_not_numbers(dtype: str, tmp_path: Path) -> None:
         for prompt, expected in zip(healthy, alone, strict=True):
             assert exact(engine.generate(prompt, params)[0]) == expected
 
+    # Who sees the poison through attention alone, 32 keys of nothing else or one among many, has no answer.
+    engine = open_engine(tmp_path, dtype=dtype, num_blocks=40)
+    for count in (32, 1):
+        output = engine.generate([poison] * count + healthy[1] * 2, params)[0].outputs[0]
+        assert (output.token_ids, output.finish_reason) == ([], "error")
+
+    # What comes before the poison is as it was, also for those who find it in the prefix cache.
+    before = healthy[1][:32]
+    assert engine.generate([*before, poison], params)[0].outputs[0].finish_reason == "error"
+    after = engine.generate([*before, 9], params)[0]
+    assert after.num_cached_tokens == 32
+    assert after.outputs[0].finish_reason == "length"
+    shown = engine.generate([*before, poison, 3], SamplingParams(max_tokens=1, prompt_logprobs=0))[0]
+    assert shown.outputs[0].finish_reason == "error"
+    rows = [next(iter(row.values())).logprob for row in shown.prompt_logprobs[1:]]  # type: ignore[index, union-attr]
+    assert np.isfinite(rows[:32]).all()
+    assert not np.isfinite(rows[32])
+
     both = engine.generate([poison], SamplingParams(n=2, prompt_logprobs=1, max_tokens=4))[0]
     assert [c.finish_reason for c in both.outputs] == ["error", "error"]
     with pytest.raises(Error, match="NaN"):

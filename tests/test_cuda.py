@@ -55,6 +55,20 @@ def test_a_batch_of_the_largest_size_is_padded_within_the_buffers(rand_folder: P
         assert [o.outputs[0].finish_reason for o in outputs] == ["length"] * limit
 
 
+def test_more_rows_than_logits_are_held(rand_folder: Path) -> None:
+    """432 sequences from the first step on: the same draws as one at a time."""
+    count = 432
+    prompts = [prompt_of(4, seed=n) for n in range(count)]
+    params = [
+        SamplingParams(seed=n, top_p=0.9, max_tokens=4, ignore_eos=True, logprobs=1) for n in range(count)
+    ]
+    options: dict[str, Any] = {"num_blocks": 2 * count, "max_num_batched_tokens": 2048, "dtype": "float32"}
+    together = open_engine(rand_folder, max_num_seqs=count, **options).generate(prompts, params)
+    alone = open_engine(rand_folder, max_num_seqs=1, **options)
+    for i in (0, 1, 255, 256, 300, 431):
+        assert tokens_of(together[i]) == tokens_of(alone.generate(prompts[i], params[i])[0])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_contexts(tmp_path: Path, dtype: str) -> None:
     """33,000 tokens in chunks, then decodes with split contexts: tokens and logprobs as on the CPU."""

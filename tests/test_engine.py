@@ -127,6 +127,17 @@ def test_outputs_of_requests_that_failed(tmp_path: Path) -> None:
     assert output.metrics.finished_time >= output.metrics.arrival_time
 
 
+def test_prompt_logprobs_of_several_outputs(rand_folder: Path) -> None:
+    """They come with the first output, whatever else is asked for."""
+    prompt = prompt_of(6)
+    alone = open_engine(rand_folder).generate(prompt, greedy(1, prompt_logprobs=1))[0].prompt_logprobs
+    assert alone is not None
+    for logprobs in (None, 2):
+        params = SamplingParams(n=3, seed=1, max_tokens=3, prompt_logprobs=1, logprobs=logprobs)
+        output = open_engine(rand_folder).generate(prompt, params)[0]
+        assert output.prompt_logprobs == alone
+
+
 @pytest.mark.parametrize("tokens", [0, 2])
 def test_outputs_of_requests_that_were_aborted(tokens: int, engine: Engine) -> None:
     stream = engine.start_stream(HELLO, greedy(9, prompt_logprobs=0))

@@ -79,7 +79,7 @@ struct TimedOutput : StepOutput {
 // first one also says when.
 bool is_just_a_token(const StepOutput& output, const py::list& received) {
   return output.index == 0 && output.token >= 0 && output.finish_reason == FinishReason::kNone &&
-         output.logprobs.empty() && received.size() > 0;
+         output.logprobs.empty() && output.prompt_logprobs.empty() && received.size() > 0;
 }
 
 bool is_of(const py::handle output, const py::str& id) { return id.equal(py::object(output.attr("request_id"))); }

@@ -51,10 +51,10 @@ __device__ float merge(const float* partial, int count, int64_t stride, int d, f
   float largest = -INFINITY, sum = 0, out = 0;
   for (int i = 0; i < count; ++i) largest = fmaxf(largest, __ldcg(partial + i * stride + DP));
   for (int i = 0; i < count; ++i) {
-    const float max = __ldcg(partial + i * stride + DP);
-    if (max == -INFINITY) continue;  // saw no key; e^(-inf + inf) would be NaN
-    const float weight = exp2f(max - largest);
-    sum += weight * __ldcg(partial + i * stride + DP + 1);
+    const float part_sum = __ldcg(partial + i * stride + DP + 1);
+    if (part_sum == 0) continue;  // saw no key; e^(-inf + inf) would be NaN
+    const float weight = exp2f(__ldcg(partial + i * stride + DP) - largest);
+    sum += weight * part_sum;
     out += weight * __ldcg(partial + i * stride + d);
   }
   *max_out = largest;
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(Config<DP>::kWarps* kWarp) attention_decode_ke
     for (int w = 0; w < WARPS; ++w) max = fmaxf(max, merged[(w * kRows + row) * PF + DP]);
     for (int w = 0; w < WARPS; ++w) {
       const float* part = merged + (w * kRows + row) * PF;
-      if (part[DP] == -INFINITY) continue;
+      if (part[DP + 1] == 0) continue;
       const float weight = exp2f(part[DP] - max);
       sum += weight * part[DP + 1];
       x += weight * part[d];

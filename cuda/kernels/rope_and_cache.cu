@@ -2,6 +2,10 @@
 //
 // qkv (T, (H+2Hk)·Dh): queries are rotated in place; keys are rotated on their way into the cache, values go there as
 // they are. Half-split: element i turns together with element i + Dh/2 (Su et al., arXiv 2104.09864).
+//
+// A value that is NaN or infinite (a broken checkpoint) would reach queries that must not see it: attention multiplies
+// whole tiles, and the weight 0 of a later token makes NaN of it. So it goes into the cache as zeros, under a key of
+// NaN, which makes NaN of those that do see it: a masked score is replaced, not multiplied.
 // Bytes moved: 2 · T · (H + 2·Hk) · Dh elements, and 4 · T · Dh bytes of cos and sin.
 #include "kernels/device.h"
 #include "kernels/kernels.h"
@@ -63,6 +67,20 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeAndCacheAr
     for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
     inverse_rms = __frsqrt_rn(squares / static_cast<float>(dim) + args.eps);
   }
+  const auto over_lanes = [&](bool all) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) all &= __shfl_xor_sync(~0u, all, offset) != 0;
+    return all;
+  };
+  bool value_is_finite = true;
+  if (active && !is_query) {
+    T* value = from + (is_value ? 0 : s.num_kv_heads * dim);
+    for (int i = lane; i < vectors; i += lanes) {
+      const V a = first_half(value, i), b = second_half(value, i);
+#pragma unroll
+      for (int e = 0; e < N; ++e) value_is_finite &= isfinite(load_float(a.at[e])) && isfinite(load_float(b.at[e]));
+    }
+  }
+  value_is_finite = over_lanes(value_is_finite);
   if (!active) return;
 
   const auto normalised = [&](T x, int element) {
@@ -81,6 +99,10 @@ __global__ void __launch_bounds__(kThreads) rope_and_cache_kernel(RopeAndCacheAr
         a.at[e] = round_to<T>(x * angle.x - y * angle.y);
         b.at[e] = round_to<T>(y * angle.x + x * angle.y);
       }
+    }
+    if (!is_query && !value_is_finite) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) a.at[e] = b.at[e] = round_to<T>(is_value ? 0.0f : NAN);
     }
     first_half(to, i) = a;
     second_half(to, i) = b;

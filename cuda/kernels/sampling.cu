@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kSelectionThreads)
   const float inverse_temperature = static_cast<float>(1 / temperature_of(row));
   const auto weight = [&](uint64_t rank) -> uint64_t {
     const float x = logit_of(key_in(rank));
+    if (x == -INFINITY) return 0;  // and not e^(-inf · 0) at a temperature so high that its inverse is 0
     return __float2ull_rn(expf((x - max_logit) * inverse_temperature) * one);
   };
   if (has_top_k || has_top_p) {
@@ -250,14 +251,18 @@ __global__ void __launch_bounds__(kRaceThreads)
   }
 }
 
+// Blocks that share the rows, but 64 for a row at most.
+constexpr int64_t kRaceBlocks = 4;  // a multiprocessor
+
 int race_splits(const Stream& stream, int64_t n) {
-  return static_cast<int>(std::clamp<int64_t>(int64_t{4} * stream.num_sms / std::max<int64_t>(1, n), 1, 64));
+  return static_cast<int>(std::clamp<int64_t>(kRaceBlocks * stream.num_sms / std::max<int64_t>(1, n), 1, 64));
 }
 
 }  // namespace
 
+// Enough for n rows and for any fewer, which are cut into more parts each.
 int64_t sampling_partial_bytes(const Stream& stream, int64_t n) {
-  return n * race_splits(stream, n) * static_cast<int64_t>(sizeof(float4));
+  return std::max(n, kRaceBlocks * stream.num_sms) * static_cast<int64_t>(sizeof(float4));
 }
 
 void sample_rows(const Stream& stream, const SamplingArgs& args) {
