@@ -19,9 +19,16 @@ struct SampleRow {
   double presence_penalty = 0;
   double frequency_penalty = 0;
   bool last_is_output = false;  // the row's last token was generated, and does not come from the prompt
+  int32_t allowed = -1;         // which of the step's sets of allowed tokens counts; -1: all tokens are allowed
   int32_t num_logprobs = -1;    // most likely tokens to report beside the chosen one; -1: none, nor the chosen one
 
   bool has_penalties() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
+};
+
+// What is added to a token's logit; -infinity bans it.
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0;
 };
 
 // How often a row's request has a token: `count` times in its output, 0 when in its prompt only.
@@ -60,6 +67,9 @@ struct StepBatch {
   std::vector<SampleRow> sampling;          // (n)
   std::vector<TokenCount> token_counts;     // of the rows with penalties: the tokens before the row's own, each once
   std::vector<int32_t> token_counts_start;  // (n+1) first entry of each row, then the end; empty: no row has any
+  std::vector<TokenBias> token_biases;      // of the rows with biases
+  std::vector<int32_t> token_biases_start;  // (n+1) the same for these
+  std::vector<uint32_t> allowed;            // (k, ceil(V / 32)) a bit for each token, the lowest first
 
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_requests() const { return static_cast<int64_t>(context_len.size()); }
@@ -84,6 +94,9 @@ struct DeviceBatch {
   const SampleRow* sampling = nullptr;
   const TokenCount* token_counts = nullptr;
   const int32_t* token_counts_start = nullptr;
+  const TokenBias* token_biases = nullptr;
+  const int32_t* token_biases_start = nullptr;
+  const uint32_t* allowed = nullptr;
   const StepBatch* host = nullptr;  // for grid sizes and work lists
 };
 

@@ -224,6 +224,10 @@ void bind_engine(py::module_& m) {
       .def_readwrite("max_tokens", &SamplingParams::max_tokens)
       .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
       .def_readwrite("stop_token_ids", &SamplingParams::stop_token_ids)
+      .def_readwrite("min_tokens", &SamplingParams::min_tokens)
+      .def_readwrite("logit_bias", &SamplingParams::logit_bias)
+      .def_readwrite("allowed_token_ids", &SamplingParams::allowed_token_ids)
+      .def_readwrite("bad_words", &SamplingParams::bad_words)
       .def_readwrite("logprobs", &SamplingParams::logprobs)
       .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
       .def("validate", &SamplingParams::validate, py::arg("vocab_size"));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "model/safetensors.h"
+#include "sample/logit_edits.h"
 
 namespace tiny_vllm {
 namespace {
@@ -210,11 +211,12 @@ bool Engine::start(std::vector<StepOutput>& outputs) {
 }
 
 // Each row of the flight will bring a token, unless it is the request's last one. For the plan that comes next it does
-// not matter which.
+// not matter which. Where it matters for the token after it, the request sits the next step out.
 void Engine::expect_tokens(const Flight& flight) {
   for (int64_t i = 0; i < std::ssize(flight.rows); ++i) {
     Request& request = *flight.rows[i].request;
     if (request.state == RequestState::kFinished || request.num_tokens() + 1 >= request.max_total_tokens) continue;
+    if (request.params.needs_last_token()) continue;
     request.tokens.push_back(-1);
     request.row_of_last_token = i;
   }
@@ -354,8 +356,21 @@ void Engine::add_sampling(const std::vector<LogitsRow>& rows, StepBatch& batch) 
     row.frequency_penalty = params.frequency_penalty;
     row.last_is_output = position >= request->num_prompt_tokens;
     if (params.logprobs) row.num_logprobs = static_cast<int32_t>(*params.logprobs);
+    if (!params.allowed_token_ids.empty()) {
+      const std::vector<uint32_t> bits = allowed_bits(params, transformer_->config().vocab_size);
+      row.allowed = static_cast<int32_t>(std::ssize(batch.allowed) / std::ssize(bits));
+      batch.allowed.insert(batch.allowed.end(), bits.begin(), bits.end());
+    }
     batch.sampling.push_back(row);
+
+    const std::span<const int32_t> tokens(request->tokens.data(), position + 1);
+    const std::vector<TokenBias> biases =
+        token_biases(params, tokens.subspan(request->num_prompt_tokens), options_.eos_token_ids);
+    batch.token_biases_start.push_back(static_cast<int32_t>(batch.token_biases.size()));
+    batch.token_biases.insert(batch.token_biases.end(), biases.begin(), biases.end());
   }
+  batch.token_biases_start.push_back(static_cast<int32_t>(batch.token_biases.size()));
+  if (batch.token_biases.empty()) batch.token_biases_start.clear();
   if (std::ranges::none_of(batch.sampling, &SampleRow::has_penalties)) return;
   for (const auto& [request, position] : rows) {
     batch.token_counts_start.push_back(static_cast<int32_t>(batch.token_counts.size()));
@@ -386,7 +401,8 @@ void Engine::take_row(const LogitsRow& row, std::span<const float> logits, std::
 
 void Engine::sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs) {
   const std::span<const int32_t> tokens = request.tokens;
-  const TokenHistory history{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens)};
+  const TokenHistory history{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens),
+                             options_.eos_token_ids};
   const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()}, history);
   std::vector<TokenLogprob> logprobs;
   if (token >= 0 && request.params.logprobs) logprobs = sampler_.logprobs(logits, token, *request.params.logprobs);
@@ -420,7 +436,9 @@ void Engine::append_token(Request& request, int32_t token, std::vector<TokenLogp
   const SamplingParams& params = request.params;
   if (token < 0) {
     out.finish_reason = FinishReason::kError;
-    out.error = str("the model's logits are not numbers (NaN or infinity) after token ", request.num_tokens());
+    out.error = str("no token can be chosen after token ", request.num_tokens(),
+                    ": the model's logits are not numbers (NaN or infinity)",
+                    request.params.bans_tokens() ? ", or no token is allowed" : "");
   } else {
     request.tokens.push_back(token);
     scheduler_->register_blocks(request);  // its keys and values may be computed already

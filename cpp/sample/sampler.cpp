@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "sample/logit_edits.h"
 #include "sample/philox.h"
 
 namespace tiny_vllm {
@@ -39,9 +40,22 @@ void SamplingParams::validate(int64_t vocab_size) const {
   for (const auto& [field, count] : {std::pair{"logprobs", logprobs}, std::pair{"prompt_logprobs", prompt_logprobs}})
     if (count && (*count < 0 || *count > vocab_size))
       throw InvalidRequestError(str(field, " must be in [0, ", vocab_size, "] (the vocabulary), got ", *count));
-  for (int32_t id : stop_token_ids)
+  const auto require_token = [vocab_size](const char* field, int32_t id) {
     if (id < 0 || id >= vocab_size)
-      throw InvalidRequestError(str("stop_token_ids must be in [0, ", vocab_size - 1, "], got ", id));
+      throw InvalidRequestError(str(field, " must be in [0, ", vocab_size - 1, "], got ", id));
+  };
+  for (int32_t id : stop_token_ids) require_token("stop_token_ids", id);
+  for (int32_t id : allowed_token_ids) require_token("allowed_token_ids", id);
+  require(min_tokens >= 0 && min_tokens <= max_tokens.value_or(min_tokens), "min_tokens",
+          "at least 0 and at most max_tokens", static_cast<double>(min_tokens));
+  for (const auto& [id, bias] : logit_bias) {
+    require_token("logit_bias", id);
+    require(bias >= -100 && bias <= 100, "logit_bias", "between -100 and 100", bias);
+  }
+  for (const std::vector<int32_t>& word : bad_words) {
+    if (word.empty()) throw InvalidRequestError("bad_words must not have a word without tokens");
+    for (int32_t id : word) require_token("bad_words", id);
+  }
 }
 
 int32_t argmax(std::span<const float> logits) {
@@ -63,25 +77,36 @@ float penalized(float logit, int64_t count, const SamplingParams& params) {
   return std::clamp(x, -kMax, kMax);
 }
 
-std::span<const float> Sampler::penalize(std::span<const float> logits, const SamplingParams& params,
-                                         const TokenHistory& history) {
-  penalized_.assign(logits.begin(), logits.end());
-  counts_.resize(logits.size());
+std::span<const float> Sampler::edit(std::span<const float> logits, const SamplingParams& params,
+                                     const TokenHistory& history) {
+  const std::vector<TokenBias> biases = token_biases(params, history.output, history.end_tokens);
+  if (biases.empty() && params.allowed_token_ids.empty() && !params.has_penalties()) return logits;
+  edited_.assign(logits.begin(), logits.end());
+  if (!params.allowed_token_ids.empty()) {
+    std::ranges::fill(edited_, -std::numeric_limits<float>::infinity());
+    for (int32_t token : params.allowed_token_ids) edited_[token] = logits[token];
+  }
+  for (const TokenBias& b : biases) edited_[b.token] += b.bias;
+  if (params.has_penalties()) penalize(params, history);
+  return edited_;
+}
+
+void Sampler::penalize(const SamplingParams& params, const TokenHistory& history) {
+  counts_.resize(edited_.size());
   for (int32_t token : history.output) ++counts_[token];
   for (std::span<const int32_t> tokens : {history.prompt, history.output})
     for (int32_t token : tokens)
       if (int32_t& count = counts_[token]; count >= 0) {
-        penalized_[token] = penalized(logits[token], count, params);
+        edited_[token] = penalized(edited_[token], count, params);
         count = -1;  // once is enough
       }
   for (std::span<const int32_t> tokens : {history.prompt, history.output})
     for (int32_t token : tokens) counts_[token] = 0;
-  return penalized_;
 }
 
 int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
                         const TokenHistory& history) {
-  if (params.has_penalties()) logits = penalize(logits, params, history);
+  logits = edit(logits, params, history);
   const int32_t top = argmax(logits);
   if (top < 0 || params.temperature == 0 || params.top_k == 1) return top;
 

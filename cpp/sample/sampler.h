@@ -25,20 +25,22 @@ struct RandomKey {
 struct TokenHistory {
   std::span<const int32_t> prompt;
   std::span<const int32_t> output;
+  std::span<const int32_t> end_tokens = {};  // what ends the output by itself: min_tokens keeps them away
 };
 
 class Sampler {
  public:
   // Chooses a token from logits (V).
   //
-  // Penalties come first and change a copy: see penalized().
+  // First the logits are changed, in a copy: by what logit_edits.h says, and then by penalties: see penalized().
   //
   // temperature 0 and top_k 1 are greedy: the largest logit, the lowest id among equals. Otherwise the logits are
   // divided by the temperature and filtered in vLLM's order: min_p, then top_k, then top_p over what is left; the
   // token that crosses top_p is kept. Among equal logits the lower id is kept first. The draw is an exponential
   // race: argmax of p_i / e_i with e_i ~ Exp(1), which needs no sort and no running sum and so suits every device.
   //
-  // A row without probabilities has no answer: -1 is returned when it contains NaN or +infinity, or only -infinity.
+  // A row without probabilities has no answer: -1 is returned when it contains NaN or +infinity, or only -infinity,
+  // which may also mean that no token is allowed.
   int32_t sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
                  const TokenHistory& history = {});
 
@@ -50,14 +52,14 @@ class Sampler {
     int32_t token;
     double weight;  // probability relative to the most likely token
   };
-  std::span<const float> penalize(std::span<const float> logits, const SamplingParams& params,
-                                  const TokenHistory& history);
+  std::span<const float> edit(std::span<const float> logits, const SamplingParams& params, const TokenHistory& history);
+  void penalize(const SamplingParams& params, const TokenHistory& history);
   void keep_top_k(int64_t k);
   void keep_top_p(double p);
 
   // Kept between calls to spare the allocation.
   std::vector<Candidate> candidates_;
-  std::vector<float> penalized_;
+  std::vector<float> edited_;
   std::vector<int32_t> counts_;  // 0 for each token between calls
 };
 

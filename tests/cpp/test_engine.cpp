@@ -121,6 +121,13 @@ class SamplingBackend final : public Wrapped {
       params.repetition_penalty = row.repetition_penalty;
       params.presence_penalty = row.presence_penalty;
       params.frequency_penalty = row.frequency_penalty;
+      const StepBatch& step = *batch.host;
+      for (int32_t b = 0; !step.token_biases_start.empty() && b < std::ssize(step.token_biases); ++b)
+        if (b >= step.token_biases_start.at(i) && b < step.token_biases_start.at(i + 1))
+          params.logit_bias.emplace_back(step.token_biases[b].token, step.token_biases[b].bias);
+      for (int32_t token = 0; row.allowed >= 0 && token < V; ++token)
+        if (step.allowed.at(row.allowed * ((V + 31) / 32) + token / 32) >> token % 32 & 1)
+          params.allowed_token_ids.push_back(token);
       std::vector<int32_t> prompt, output;
       if (row.has_penalties()) {
         const auto& starts = batch.host->token_counts_start;
@@ -318,6 +325,19 @@ void add_mixed(Engine& engine, int round) {
   params.logprobs = 9;  // more than SamplingBackend reports
   engine.add_request("logprobs" + r, prompt(6), params);
   params.logprobs.reset();
+  params.max_tokens = 8;
+  params.min_tokens = 6;
+  params.ignore_eos = false;
+  for (int32_t id = 1; id < 64; id += 2) params.stop_token_ids.push_back(id);
+  params.logit_bias = {{7, 2.0f}, {8, -50.0f}};
+  engine.add_request("min" + r, prompt(5), params);
+  params = greedy(10);
+  params.allowed_token_ids = {3, 4, 9, 33, 63};
+  params.bad_words = {{3, 3}, {9}, {4, 63, 4}};
+  params.repetition_penalty = 1.1;
+  params.logprobs = 1;
+  engine.add_request("words" + r, prompt(7), params);
+  params = SamplingParams();
   params.prompt_logprobs = 1;
   params.max_tokens = 1;
   engine.add_request("prompt" + r, prompt(6), params);
@@ -344,7 +364,7 @@ TEST(steps_that_start_early_change_no_answer) {
     const auto device = make_engine(std::make_unique<SamplingBackend>(ahead), scheduler);
     const auto eager = make_engine(std::make_unique<SamplingBackend>(waiting), scheduler, true);
     const Answers expected = run_mixed(*host);
-    CHECK_EQ(expected.size(), size_t{20});  // 3 times 7 sequences, less one
+    CHECK_EQ(expected.size(), size_t{26});  // 3 times 9 sequences, less one
     for (const auto& engine : {&device, &eager}) {
       const Answers answers = run_mixed(**engine);
       CHECK_EQ(answers.size(), expected.size());

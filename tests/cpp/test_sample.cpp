@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "sample/logit_edits.h"
 #include "sample/philox.h"
 #include "sample/sampler.h"
 
@@ -121,6 +122,42 @@ TEST(penalties_change_what_the_history_has) {
   CHECK_EQ(sampler.logprobs(logits, 0, 0)[0].rank, 1);
 }
 
+TEST(edits_by_their_definitions) {
+  Sampler sampler;
+  const std::vector<float> logits{1, 5, 4, 3, 2};
+  const std::vector<int32_t> output{2, 1, 2}, end{1};
+  const auto choose = [&](const SamplingParams& params) {
+    return sampler.sample(logits, params, {0, 0}, {{}, output, end});
+  };
+  SamplingParams params = with(0);
+  CHECK_EQ(choose(params), 1);
+  params.min_tokens = 3;  // there are three
+  CHECK_EQ(choose(params), 1);
+  params.min_tokens = 4;
+  CHECK_EQ(choose(params), 2);
+  params.stop_token_ids = {2};
+  CHECK_EQ(choose(params), 3);
+  params.ignore_eos = true;
+  CHECK_EQ(choose(params), 1);
+  params = with(0);
+  params.bad_words = {{1}, {2, 3, 2}, {1, 2, 2}};  // the output ends with 1, 2
+  CHECK_EQ(choose(params), 3);
+  params.bad_words = {{0, 2, 1, 2, 1}};  // longer than the output and the next token
+  CHECK_EQ(choose(params), 1);
+  params = with(0);
+  params.logit_bias = {{4, 3.5f}, {1, -0.25f}};
+  CHECK_EQ(choose(params), 4);
+  params.allowed_token_ids = {0, 3};
+  CHECK_EQ(choose(params), 3);
+  params.repetition_penalty = 4;
+  params.allowed_token_ids = {1, 4};
+  CHECK_EQ(choose(params), 4);  // 4.75 / 4 against 5.5
+  params.allowed_token_ids = {1};
+  params.bad_words = {{1}};
+  CHECK_EQ(choose(params), -1);
+  CHECK((allowed_bits(params, 40) == std::vector<uint32_t>{2, 0}));
+}
+
 TEST(any_penalty_is_safe) {
   for (double repetition : {5e-324, 1e-300, 1e-38, 1e38, 1e300})
     for (float logit : {-3e38f, -1.0f, -0.0f, 0.0f, 1e-45f, 1.0f, 3e38f})
@@ -199,6 +236,14 @@ TEST(sampling_params_are_checked) {
   refused("prompt_logprobs", [](auto& p) { p.prompt_logprobs = -1; });
   refused("stop_token_ids", [](auto& p) { p.stop_token_ids = {10}; });
   refused("stop_token_ids", [](auto& p) { p.stop_token_ids = {3, -1}; });
+  refused("min_tokens", [](auto& p) { p.min_tokens = -1; });
+  refused("min_tokens", [](auto& p) { p.min_tokens = 17; });  // max_tokens is 16
+  refused("logit_bias", [](auto& p) { p.logit_bias = {{10, 0.0f}}; });
+  refused("logit_bias", [](auto& p) { p.logit_bias = {{1, 101.0f}}; });
+  refused("logit_bias", [](auto& p) { p.logit_bias = {{1, static_cast<float>(kNan)}}; });
+  refused("allowed_token_ids", [](auto& p) { p.allowed_token_ids = {-1}; });
+  refused("bad_words", [](auto& p) { p.bad_words = {{1, 10}}; });
+  refused("bad_words", [](auto& p) { p.bad_words = {{}}; });
 }
 
 }  // namespace tiny_vllm
