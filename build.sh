@@ -11,7 +11,7 @@
 #   CMAKE_ARGS=-DTINY_VLLM_CUDA=ON    options of CMakeLists.txt
 #   CUDAARCHS="80;90a"                GPUs to compile for; default: this machine's, and all common ones where it has none
 #
-# The first build takes about 2 minutes on 2 cores. What pip and the compiler say goes to build/logs.
+# The first build takes about 2 minutes on 2 cores; with CUDA kernels, some minutes more. What pip and the compiler say goes to build/logs.
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
 help_if_asked "$@"
@@ -76,11 +76,37 @@ with open(sys.argv[1], "rb") as file:
     print("\n".join(tomllib.load(file)["build-system"]["requires"]))' "$ROOT/pyproject.toml"
 }
 
+# The nvcc that the build will find, or nothing.
+find_nvcc() {
+  local nvcc=${CUDACXX:-nvcc}
+  [[ "${CMAKE_ARGS:-}" != *TINY_VLLM_CUDA=OFF* ]] || return 0
+  command -v "$nvcc" || command -v "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || true
+}
+
+# What the build makes, and how long that takes.
+what_is_built() {
+  local gpus=${CUDAARCHS:-}
+  if [[ ${CMAKE_ARGS:-} == *CMAKE_CUDA_ARCHITECTURES=* ]]; then
+    gpus=${CMAKE_ARGS##*CMAKE_CUDA_ARCHITECTURES=}
+    gpus=${gpus%% *}
+  fi
+  case $gpus in
+    native) gpus="the GPU of this machine" ;;
+    "") gpus="all common GPUs" ;;
+    *) gpus="GPUs of architecture ${gpus//;/, }" ;;
+  esac
+  if [[ $(find_nvcc) ]]; then
+    echo "tiny-vllm with CUDA kernels for $gpus (about 2 minutes the first time, and some more for the kernels"
+  else
+    echo "tiny-vllm (about 2 minutes the first time"
+  fi
+}
+
 # The package that has cuBLAS, when there is an nvcc that has none: the compiler alone comes without the libraries.
 cublas_requirement() {
-  local nvcc=${CUDACXX:-nvcc} version
-  [[ "${CMAKE_ARGS:-}" != *TINY_VLLM_CUDA=OFF* ]] || return 0
-  command -v "$nvcc" >/dev/null || nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+  local nvcc version
+  nvcc=$(find_nvcc)
+  [[ $nvcc ]] || return 0
   version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
   [[ $version ]] || return 0
   ! echo '#include <cublas_v2.h>' | "$nvcc" -E -x cu - >/dev/null 2>&1 || return 0
@@ -120,7 +146,7 @@ now=$(fingerprint)
 if [[ $(cat "$stamps/build" 2>/dev/null) == "$now" ]]; then
   echo "tiny-vllm is up to date"
 else
-  echo "building tiny-vllm (about 2 minutes the first time; what the compiler says is in $LOGS/build.log)"
+  echo "building $(what_is_built); what the compiler says is in $LOGS/build.log)"
   rm -f "$stamps/build"
   mapfile -t requirements < <(build_requirements && cublas_requirement)
   # The pip that comes with an older Python does not know -C.

@@ -163,11 +163,45 @@ fi
 passed=0
 failed=()
 summary=()
+started=$SECONDS
+
+summarize() {
+  printf '\n==== summary ====\n'
+  printf '%s\n' "${summary[@]}"
+}
+
+# interrupted STATUS: ends the stage that runs, with all that it has started, and says how far it came.
+interrupted() {
+  trap '' INT TERM HUP
+  if [[ ${running:-} ]]; then
+    kill -TERM -- "-$running" 2>/dev/null || true
+    wait "$running" || true
+    # What takes longer to end than the shell of the stage.
+    for _ in {1..20}; do
+      kill -0 -- "-$running" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL -- "-$running" 2>/dev/null || true
+  fi
+  [[ -z ${stage:-} ]] || summary+=("interrupted $stage, $((SECONDS - started)) s")
+  summarize
+  exit "$1"
+}
+trap 'interrupted 129' HUP
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM
+
 for stage in "${stages[@]}"; do
   printf '\n==== %s ====\n' "$stage"
   started=$SECONDS
   status=0
-  bash "$ROOT/full_test.sh" --one "$stage" </dev/null || status=$?
+  # A process group of its own, which can be ended as a whole.
+  set -m
+  bash "$ROOT/full_test.sh" --one "$stage" </dev/null &
+  running=$!
+  set +m
+  wait "$running" || status=$?
+  running=
   took="$((SECONDS - started)) s"
   if ((status == 0)); then
     passed=$((passed + 1))
@@ -181,7 +215,6 @@ for stage in "${stages[@]}"; do
   echo "---- $stage: $took"
 done
 
-printf '\n==== summary ====\n'
-printf '%s\n' "${summary[@]}"
+summarize
 echo "stages: $passed passed, ${#failed[@]} failed, $((${#stages[@]} - passed - ${#failed[@]})) skipped"
 ((${#failed[@]} == 0))

@@ -9,13 +9,12 @@ help_if_asked "$@"
 check_scenario "$@"
 report=$ROOT/build/profiles/$1
 bench=("$PY" -m tiny_vllm bench "$1" --device cuda "${@:2}")
+prepare_profile
 if ! command -v nsys >/dev/null; then
   echo "nsys is missing (Nsight Systems: it comes with the CUDA toolkit or as nsight-systems-cli)." \
     "Instead, the engine times its kernels itself: $report.json" >&2
-  prepare_profile
   exec "${bench[@]}" --profile "$report.json"
 fi
-prepare_profile
 nsys profile --force-overwrite=true --trace=cuda,nvtx,osrt --output="$report" "${bench[@]}"
 nsys stats --report cuda_gpu_kern_sum "$report.nsys-rep"
 echo "open it with: nsys-ui $report.nsys-rep"

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import writable_file
 from tiny_vllm import Engine, Error, SamplingParams, _core
 
 PROMPT, NEW, BATCH = 512, 128, 8
@@ -221,14 +222,6 @@ def peer_names(text: str) -> list[str]:
         if name not in PEERS:
             raise argparse.ArgumentTypeError(f"no engine is called {name!r}; there are: {', '.join(PEERS)}")
     return list(dict.fromkeys(names))
-
-
-def writable_file(text: str) -> Path:
-    """The argument of --json, looked at before the work and not after it."""
-    path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
-    return path
 
 
 def arguments() -> argparse.Namespace:

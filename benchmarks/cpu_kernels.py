@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import writable_file
 from tiny_vllm import _core, ops
 
 POOL_BYTES = 1 << 29
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: all CPUs of this process")
     parser.add_argument("--isa", default="auto", help=f"auto, {', '.join(ops.available_isas())}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--json", type=writable_file, help="write all figures here")
     args = parser.parse_args()
 
     check(args.isa)

@@ -17,24 +17,15 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from arguments import writable_file
 from tiny_vllm import Engine, SamplingParams, _core
 
-LLAMA_32_1B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-    "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-    "rope_theta": 500000.0, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
-    "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192},
-    "bos_token_id": 128000, "eos_token_id": 128001, "torch_dtype": "bfloat16",
-}  # fmt: skip
+SHAPE = Path(__file__).resolve().parent / "llama-3.2-1b-shape"  # a config.json alone
 
 
 def greedy(tokens: int) -> SamplingParams:
@@ -139,7 +130,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--json", type=writable_file, help="write the results there")
     parser.add_argument("--commit", default=None, help="what to call this version, when git is not there")
     args = parser.parse_args()
     if args.rounds < 1:
@@ -148,12 +139,10 @@ def main() -> None:
     if why_none:
         sys.exit(f"no GPU: {why_none}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_32_1B))
-        engine = Engine(
-            folder, device="cuda", load_format="dummy", max_model_len=9216, max_num_seqs=256,
-            max_num_batched_tokens=8192, enable_prefix_caching=False,
-        )  # fmt: skip
+    engine = Engine(
+        SHAPE, device="cuda", load_format="dummy", max_model_len=9216, max_num_seqs=256,
+        max_num_batched_tokens=8192, enable_prefix_caching=False,
+    )  # fmt: skip
     print(engine.info()["device"])
     bench = Bench(engine, args.rounds)
     bench.run()

@@ -27,7 +27,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import writable_file
+from tiny_vllm import _core
+
 ROOT = Path(__file__).resolve().parent.parent
+FIELDS = ("device", "driver", "toolkit", "commit", "date", "ceilings", "kernels")
 COLUMNS = ("kernel", "time, us", "MB", "GB/s", "of the copy", "TFLOP/s", "of the product")
 
 
@@ -38,6 +42,7 @@ def build() -> Path:
     options = ["-DTINY_VLLM_BUILD_BENCHMARKS=ON", "-DTINY_VLLM_BUILD_PYTHON=OFF", "-DTINY_VLLM_CUDA=ON"]
     if "CUDAARCHS" not in os.environ:
         options.append("-DCMAKE_CUDA_ARCHITECTURES=native")
+    print("building build/bench/cuda_kernels (some minutes the first time)", file=sys.stderr, flush=True)
     configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
     for command in ([*configure, *options], ["cmake", "--build", folder, "--target", "cuda_kernels"]):
         try:
@@ -69,9 +74,36 @@ def measure(program: Path, words: list[str], commit: str) -> dict[str, Any]:
         except OSError as error:
             sys.exit(f"kernels.py: error: {program} cannot be run: {error.strerror}")
         if done.returncode:
-            sys.exit(f"kernels.py: error: {program} failed")
-        report: dict[str, Any] = json.loads(file.read_text())
+            why = _core.cuda_devices()[1]
+            sys.exit(f"kernels.py: error: {program} failed{f' (no GPU: {why})' if why else ''}")
+        try:
+            report = read_report(file)
+        except ValueError as error:
+            sys.exit(f"kernels.py: error: {program} wrote no report, so it is not cuda_kernels: {error}")
     return {"command": shlex.join(["python", *sys.argv]), **report}
+
+
+def read_report(file: Path) -> dict[str, Any]:
+    """A report of cuda_kernels, with all that the heading and the table need.
+
+    Raises:
+        ValueError: it is none; says why.
+    """
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    missing = [name for name in FIELDS if not isinstance(report, dict) or name not in report]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    try:
+        heading(report)
+        rows(report)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"ceilings or kernels are not as cuda_kernels writes them ({error!r})") from None
+    return report
 
 
 def commit() -> str:
@@ -135,26 +167,34 @@ def main() -> None:
     )
     parser.add_argument("--program", type=Path, help="cuda_kernels, built already")
     parser.add_argument("--report", type=Path, help="show this recorded report instead of measuring")
-    parser.add_argument("--json", type=Path, help="write the report there")
+    parser.add_argument("--json", type=writable_file, help="write the report there")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--commit", help="what to call this version, when git is not there")
     args = parser.parse_args()
     if args.report and (args.program or args.json or args.commit or args.words):
         parser.error("--report only shows what is recorded; it goes with --markdown alone")
-    if args.json and not os.access(args.json.resolve().parent, os.W_OK):
-        parser.error(f"argument --json: '{args.json}' cannot be written")
     if args.report:
         try:
-            report = json.loads(args.report.read_text())
-        except (OSError, ValueError) as error:
+            report = read_report(args.report)
+        except ValueError as error:
             parser.error(f"argument --report: '{args.report}' cannot be read: {error}")
     else:
+        why_no_gpu = _core.cuda_devices()[1]
+        if why_no_gpu and not args.program:
+            sys.exit(f"no GPU: {why_no_gpu}")
         report = measure((args.program or build()).absolute(), args.words, args.commit or commit())
+    # The program alone knows the names, so a wrong word is found when it is through.
+    unknown = [w for w in args.words if not any(w in kernel["name"] for kernel in report["kernels"])]
+    complaint = f"kernels.py: error: no kernel has {' or '.join(map(repr, unknown))} in its name"
+    if not report["kernels"]:
+        sys.exit(complaint if unknown else "kernels.py: error: the report has no kernels")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(heading(report))
     print()
     print((markdown if args.markdown else plain)(rows(report)))
+    if unknown:
+        sys.exit(complaint)
 
 
 if __name__ == "__main__":

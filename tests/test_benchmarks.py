@@ -12,8 +12,10 @@ from pathlib import Path
 import fixtures
 import packaging_steps as steps
 import pytest
+from tiny_vllm import _core
 
 FOLDER = steps.ROOT / "benchmarks"
+SHAPE = FOLDER / "llama-3.2-1b-shape/config.json"
 
 
 def run(*arguments: object, cwd: Path, script: str = "cpu_engine.py") -> subprocess.CompletedProcess[str]:
@@ -109,16 +111,76 @@ def test_kernels_are_compared_with_what_bounds_them(tmp_path: Path) -> None:
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 
 
+def program_that_reports(folder: Path, report: dict[str, object]) -> Path:
+    (folder / "made.json").write_text(json.dumps(report))
+    program = folder / "program"
+    program.write_text(f'#!/bin/sh\ncp "{folder / "made.json"}" "$1"; shift; echo "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_words_that_no_kernel_has_are_named(tmp_path: Path) -> None:
+    """Nothing is written when no kernel is left; what was measured is shown all the same."""
+    program = program_that_reports(tmp_path, KERNELS)
+    options = ["--program", program, "--json", "out.json"]
+    done = run("gemv", "gemmv", *options, cwd=tmp_path, script="kernels.py")
+    assert done.returncode == 1
+    assert done.stdout.startswith(HEADING)
+    assert done.stderr.splitlines()[-1] == "kernels.py: error: no kernel has 'gemmv' in its name"
+    (tmp_path / "out.json").unlink()
+    program_that_reports(tmp_path, {**KERNELS, "kernels": []})
+    done = run("gemmv", "softmax", *options, cwd=tmp_path, script="kernels.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "kernels.py: error: no kernel has 'gemmv' or 'softmax' in its name"
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"ceilings": None}, "ceilings or kernels are not as cuda_kernels writes them"),
+        ({"kernels": [{"name": "gemv"}]}, "ceilings or kernels are not as cuda_kernels writes them"),
+    ],
+    ids=str,
+)
+def test_a_report_that_is_none(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(KERNELS | change))
+    done = run("--report", "a.json", cwd=tmp_path, script="kernels.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"kernels.py: error: argument --report: 'a.json' cannot be read: {why}")
+
+
+@pytest.mark.skipif(not _core.cuda_devices()[1], reason="there is a GPU here")
+@pytest.mark.parametrize("script", ["kernels.py", "cuda_engine.py"])
+def test_without_a_gpu_nothing_is_built(tmp_path: Path, script: str) -> None:
+    done = run(cwd=tmp_path, script=script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"no GPU: {_core.cuda_devices()[1]}\n"
+
+
+@pytest.mark.parametrize("script", ["cpu_engine.py", "cpu_kernels.py", "cuda_engine.py", "kernels.py"])
+@pytest.mark.parametrize("where", [".", "not/there.json"])
+def test_where_figures_go_is_looked_at_first(tmp_path: Path, script: str, where: str) -> None:
+    done = run("--json", where, cwd=tmp_path, script=script)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"{script}: error: argument --json: '{where}' cannot be written"
+
+
+def test_the_shape_of_the_gpu_benchmarks_is_llama_3_2_1b() -> None:
+    """`tiny-vllm bench` and cuda_engine.py read it; it runs without a tokenizer and without weights."""
+    config = _core.parse_config(SHAPE.read_text(), str(SHAPE)).as_dict()
+    sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+    assert [config[name] for name in sizes] == [2048, 8192, 16, 32, 8, 128256]
+    assert config["tie_word_embeddings"]
+
+
 def test_kernels_runs_its_program(tmp_path: Path) -> None:
     """Given words and a commit, and says where the report came from."""
-    report = tmp_path / "made.json"
-    report.write_text(json.dumps(KERNELS))
-    program = tmp_path / "program"
-    program.write_text(f'#!/bin/sh\ncp "{report}" "$1"; shift; echo "$@"\n')
-    program.chmod(0o755)
-    options = ["gemv", "rms", "--program", program, "--json", "out.json", "--commit", "abc"]
+    program = program_that_reports(tmp_path, KERNELS)
+    options = ["gemv", "cublas", "--program", program, "--json", "out.json", "--commit", "abc"]
     done = run(*options, cwd=tmp_path, script="kernels.py")
-    assert (done.returncode, done.stderr) == (0, "--commit=abc gemv rms\n")
+    assert (done.returncode, done.stderr) == (0, "--commit=abc gemv cublas\n")
     assert done.stdout.startswith(HEADING)
     written = json.loads((tmp_path / "out.json").read_text())
     assert written == {
@@ -134,15 +196,18 @@ def test_kernels_runs_its_program(tmp_path: Path) -> None:
             ["--report", "a.json", "gemv"],
             "--report only shows what is recorded; it goes with --markdown alone",
         ),
-        (["--report", "a.json"], "argument --report: 'a.json' cannot be read: "),
+        (["--report", "a.json"], "argument --report: 'a.json' cannot be read: No such file or directory"),
+        (["--report", "/dev/null"], "argument --report: '/dev/null' cannot be read: it is not JSON: "),
+        (["--report", SHAPE], f"argument --report: '{SHAPE}' cannot be read: it has no device, driver, "),
         (["--json", "/nowhere/out.json"], "argument --json: '/nowhere/out.json' cannot be written"),
         (["--program", "/nowhere/cuda_kernels"], "/nowhere/cuda_kernels cannot be run: No such file"),
         (["--program", "/bin/false"], "/bin/false failed"),
+        (["--program", "/bin/true"], "/bin/true wrote no report, so it is not cuda_kernels: No such file"),
     ],
     ids=str,
 )
 def test_kernels_says_in_one_sentence_what_is_wrong(
-    tmp_path: Path, arguments: list[str], expected: str
+    tmp_path: Path, arguments: list[object], expected: str
 ) -> None:
     done = run(*arguments, cwd=tmp_path, script="kernels.py")
     assert done.returncode != 0

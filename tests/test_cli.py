@@ -98,6 +98,53 @@ def test_what_cut_an_answer(run: Run, tmp_path: Path) -> None:
     assert "2 prompt + 1 generated tokens, first" in err
 
 
+def test_a_model_that_ends_at_once_was_made_for_chat(run: Run, tmp_path: Path) -> None:
+    """Said only where the chat template would help and was not asked for."""
+    fixtures.write_fixed(tmp_path, [0.0] * 65 + [1.0] + [0.0] * 200)
+    fixtures.write_byte_tokenizer(tmp_path, chat_template="{{ messages[0].content }}?")
+    common = ["--model", str(tmp_path), "--max-tokens", "3", *MODEL_OPTIONS]
+    hint = "the model ended at once; for a question try --chat\n"
+    assert hint not in run("run", "hi", *common)[2]  # it says AAA
+    fixtures.write_json(tmp_path / "generation_config.json", {"eos_token_id": [65]})
+    code, out, err = run("run", "hi", *common)
+    assert (code, out) == (0, "hi\n")
+    assert err.startswith(hint)
+    assert "1 generated tokens" in err.splitlines()[-1]  # the figures stay the last line
+    assert run("run", "hi", "you", *common)[2].startswith(f"2 of 2 prompts: {hint}")
+    assert hint not in run("run", "hi", "--chat", *common)[2]
+    fixtures.write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert hint not in run("run", "hi", *common)[2]
+
+
+def test_flags_of_sampling_reach_the_request(
+    run: Run, rand_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[SamplingParams] = []
+
+    def start_stream(self: tiny_vllm.Engine, prompt: object, params: SamplingParams) -> object:
+        seen.append(params)
+        raise tiny_vllm.InvalidRequestError("enough")
+
+    monkeypatch.setattr(tiny_vllm.Engine, "start_stream", start_stream)
+    flags = {"min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
+    options = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    common = ["run", "x", "--model", str(rand_folder), "--temperature", "1", "--seed", "3", *MODEL_OPTIONS]
+    run(*common, *options)
+    run(*common)
+    expected = {"temperature": 1, "seed": 3, "max_tokens": 128}
+    assert seen == [SamplingParams(**expected, **flags), SamplingParams(**expected)]  # type: ignore[arg-type]
+
+
+def test_a_penalty_works_at_temperature_0(run: Run, tmp_path: Path) -> None:
+    """A is the likeliest until it has been said; then B, and so on."""
+    fixtures.write_fixed(tmp_path, [0.0] * 65 + [1.0, 0.9] + [0.0] * 199)
+    fixtures.write_byte_tokenizer(tmp_path)
+    common = ["run", "x", "--model", str(tmp_path), "--max-tokens", "4", *MODEL_OPTIONS]
+    assert run(*common)[1] == "xAAAA\n"
+    assert run(*common, "--frequency-penalty", "0.5")[1] == "xABAB\n"
+
+
 def test_a_seed_repeats(run: Run, rand_folder: Path) -> None:
     common = ["run", "x", "--model", str(rand_folder), "--temperature", "1", "--top-k", "50", *MODEL_OPTIONS]
     first = run(*common, "--seed", "3")
@@ -147,6 +194,7 @@ def test_errors_are_one_sentence(run: Run, rand_folder: Path, arguments: list[st
         (["run", "x", "--sampling-seed", "1"], "--sampling-seed"),
         (["run", "x", "--top-p", "1.0"], "--top-p: has no effect at temperature 0; give --temperature"),
         (["run", "x", "--top-k", "5"], "--top-k: has no effect at temperature 0; give --temperature"),
+        (["run", "x", "--min-p", "0.1"], "--min-p: has no effect at temperature 0; give --temperature"),
         (["run", "x", "--file", os.devnull], f"--file: {os.devnull} holds no prompt; write one a line"),
         (["run", "--file", "-"], "--file: standard input holds no prompt; write one a line"),
         (["bench", "--enable-prefix-caching"], "--enable-prefix-caching"),
@@ -301,6 +349,56 @@ def test_bench_counts_only_what_ran(run: Run, rand_folder: Path) -> None:
     code, out, err = run("bench", "prefill", *common)
     assert (code, out) == (1, "")
     assert "prompt has 512 tokens" in err
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "warm_up"),
+    [
+        ("cpu, portable", [], 3),
+        ("cuda, Some GPU", [], 128),
+        ("cuda, Some GPU", ["--enforce-eager"], 3),
+    ],
+)
+def test_bench_warms_what_the_load_will_need(
+    run: Run,
+    rand_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    options: list[str],
+    warm_up: int,
+) -> None:
+    """Where steps are recorded as graphs, a size first met inside the timed run would be recorded there."""
+    runs: list[int | None] = []
+    generate, info = tiny_vllm.Engine.generate, tiny_vllm.Engine.info
+
+    def watched(self: tiny_vllm.Engine, prompts: list[list[int]], params: SamplingParams) -> object:
+        runs.append(params.max_tokens)
+        return generate(self, prompts, params)
+
+    monkeypatch.setattr(tiny_vllm.Engine, "generate", watched)
+    monkeypatch.setattr(tiny_vllm.Engine, "info", lambda self: {**info(self), "device": device})
+    assert run("bench", "decode-1", "--model", str(rand_folder), *MODEL_OPTIONS, *options)[0] == 0
+    assert runs == [warm_up, 128]
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden", "reason"),
+    [
+        ("there.json", "there.json", "no permission to change this file"),
+        ("new.json", ".", "no permission to write in this folder"),
+        ("not/there.json", "", "no such folder"),
+    ],
+)
+def test_where_a_profile_goes_is_looked_at_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, forbidden: str, reason: str
+) -> None:
+    """os.access is replaced because the superuser may write everywhere."""
+    (tmp_path / "there.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / forbidden)
+    file = tmp_path / name
+    code, out, err = run("bench", "prefill", "--model", "./not/there", "--profile", str(file))
+    assert (code, out) == (2, "")
+    assert f"--profile: {file} cannot be written: {reason}\n" in err
 
 
 def test_a_profile_needs_a_gpu(run: Run, rand_folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_models
 from helpers import check_all_blocks_are_back, exact, greedy, open_engine, prompt_of, tokens_of
+from tiny_vllm import ops
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.kernel_profile import chrome_trace, table
@@ -134,8 +136,8 @@ def test_a_profile_holds_every_kernel(tmp_path: Path, dtype: str) -> None:
     engine = open_engine(folder, dtype=dtype, profile=True)
     outputs = engine.generate(prompts, greedy(4, ignore_eos=True))
     assert [tokens_of(o) for o in outputs] == [tokens_of(o) for o in plain]
-    records = engine._core.take_profile()
-    assert engine._core.take_profile() == []
+    records = engine.take_profile()
+    assert engine.take_profile() == []
 
     steps = [list(group) for _, group in groupby(records, key=lambda r: r.step)]
     assert [step[0].tokens for step in steps] == [60, 3, 3, 3]
@@ -175,7 +177,18 @@ def test_a_profile_holds_every_kernel(tmp_path: Path, dtype: str) -> None:
 def test_without_profile_there_are_no_records(rand_folder: Path) -> None:
     engine = open_engine(rand_folder)
     engine.generate(prompt_of(5), greedy(2))
-    assert engine._core.take_profile() == []
+    assert engine.take_profile() == []
+
+
+def test_ops_from_several_threads() -> None:
+    """Each product as if it were alone."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((3, 64), np.float32), rng.standard_normal((200, 64), np.float32)
+    alone = [ops.matmul(x + i, weight, device="cuda") for i in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda i: ops.matmul(x + i, weight, device="cuda"), range(40)))
+    for a, b in zip(alone, together, strict=True):
+        assert np.array_equal(a, b)
 
 
 def test_bench_writes_a_profile(rand_folder: Path, tmp_path: Path) -> None:

@@ -636,6 +636,11 @@ def test_static_and_continuous_batching_agree(rand_folder: Path) -> None:
 # ---- counters ----------------------------------------------------------------------------------------------
 
 
+def test_a_cpu_has_no_profile(engine: Engine) -> None:
+    engine.generate(prompt_of(5), greedy(2))
+    assert engine.take_profile() == []
+
+
 def test_metrics_add_up(engine: Engine) -> None:
     before = engine.metrics()
     assert all(before[name] == 0 for name in before if name not in ("num_blocks", "num_free_blocks"))

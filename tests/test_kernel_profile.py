@@ -74,3 +74,7 @@ def test_a_profile_of_nothing() -> None:
     assert [e["ph"] for e in chrome_trace([], "cuda")["traceEvents"]] == ["M"] * 3
     assert len(table([]).splitlines()) == 1
     assert summary([]).startswith("0 steps, 0 kernels: 0.000 ms")
+
+
+def test_one_is_not_a_plural() -> None:
+    assert summary(RECORDS[:1]).startswith("1 step, 1 kernel: 0.010 ms")

@@ -182,6 +182,16 @@ def test_an_array_for_a_choice() -> None:
         EngineConfig(scheduler=np.array(["static", "static"]))  # type: ignore[arg-type]
 
 
+def test_the_number_of_a_gpu_is_not_a_device() -> None:
+    hint = "; CUDA_VISIBLE_DEVICES chooses the GPU"
+    with pytest.raises(InvalidRequestError, match=rf"^device must be one of auto, .*, got 'cuda:0'{hint}$"):
+        EngineConfig(device="cuda:0")
+    with pytest.raises(InvalidRequestError, match=r"got 'tpu'$"):
+        EngineConfig(device="tpu")
+    with pytest.raises(InvalidRequestError, match=r"got 'cuda:0'$"):
+        EngineConfig(dtype="cuda:0")
+
+
 def test_help_says_what_each_option_means() -> None:
     text = " ".join(str(inspect.getdoc(EngineConfig)).split())
     for f in fields(EngineConfig):

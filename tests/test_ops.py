@@ -7,6 +7,7 @@ of NaN before an op runs (tiny_vllm.ops does that), so that a place which an op 
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -528,6 +529,22 @@ def test_non_contiguous_arrays_are_taken_as_they_look() -> None:
     )
     narrow = x.astype(BFLOAT16)
     assert_same_bits(ops.rms_norm(narrow[::2], narrow[0]), ops.rms_norm(narrow[::2].copy(), narrow[0]))
+
+
+def test_each_thread_has_a_gpu_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream and scratch memory are one caller's at a time. A CPU backend may be shared."""
+    monkeypatch.setattr(ops, "find_cuda_libraries", lambda device: None)
+    monkeypatch.setattr(ops._core, "Ops", lambda **options: object())
+    ops._made_ops.cache_clear()
+    try:
+        with ThreadPoolExecutor(1) as other:
+            for device, shared in (("cuda", False), ("cpu", True)):
+                here, there = ops._ops(device, "auto", 0), other.submit(ops._ops, device, "auto", 0).result()
+                assert (here is there) == shared
+                assert ops._ops(device, "auto", 0) is here
+                assert other.submit(ops._ops, device, "auto", 0).result() is there
+    finally:
+        ops._made_ops.cache_clear()
 
 
 def test_read_bandwidth_is_measured() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import packaging_steps as steps
 import pytest
 
-WITH_HELP = ("build.sh", "test.sh", "full_test.sh", "lint.sh", "nsys.sh", "ncu.sh")
+WITH_HELP = ("build.sh", "run.sh", "test.sh", "full_test.sh", "lint.sh", "nsys.sh", "ncu.sh")
 
 
 @pytest.fixture
@@ -18,7 +21,7 @@ def bare(tmp_path: Path) -> Path:
     """The scripts alone, in a folder without .venv."""
     folder = tmp_path / "tiny vllm é"
     shutil.copytree(steps.ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*WITH_HELP, "run.sh", "pyproject.toml"):
+    for name in (*WITH_HELP, "pyproject.toml"):
         shutil.copy2(steps.ROOT / name, folder / name)
     return folder
 
@@ -87,7 +90,110 @@ def test_wrong_use_is_answered_with_the_usage(
     assert not (bare / "build").exists()
 
 
+def test_help_of_run_says_what_will_come_until_it_is_built(bare: Path, tmp_path: Path) -> None:
+    done = call(bare / "run.sh", "--chat", "Hello", "--help", cwd=tmp_path, TINY_VLLM_CACHE="/some/models")
+    assert "The first run makes .venv and builds the engine: about 2 minutes" in done.stdout
+    assert "The default model (93 MB) is kept in /some/models" in done.stdout
+    pretend_it_is_built(bare, "")
+    (bare / "build.sh").write_text("#!/usr/bin/env bash\necho 'tiny-vllm is up to date'\n")
+    (bare / ".venv/.tiny_vllm").mkdir()
+    (bare / ".venv/.tiny_vllm/build").write_text("")
+    done = call(bare / "run.sh", "--chat", "Hello", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["-m", "tiny_vllm", "run", "--help"]
+    done = call(bare / "run.sh", "--", "--help", cwd=tmp_path)  # a prompt
+    assert done.stdout.splitlines() == ["-m", "tiny_vllm", "run", "--", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"CMAKE_ARGS": "-DTINY_VLLM_CUDA=OFF"}, "tiny-vllm (about 2 minutes the first time; "),
+        ({"CUDACXX": "nowhere", "CUDA_HOME": "/nowhere"}, "tiny-vllm (about 2 minutes the first time; "),
+        ({}, "tiny-vllm with CUDA kernels for all common GPUs (about 2 minutes the first time, and some "),
+        ({"CUDAARCHS": "native"}, "tiny-vllm with CUDA kernels for the GPU of this machine (about "),
+        ({"CUDAARCHS": "80;90a"}, "tiny-vllm with CUDA kernels for GPUs of architecture 80, 90a (about "),
+        (
+            {"CUDAARCHS": "80", "CMAKE_ARGS": "-DA=1 -DCMAKE_CUDA_ARCHITECTURES=90 -DB=2"},
+            "tiny-vllm with CUDA kernels for GPUs of architecture 90 (about ",
+        ),
+    ],
+    ids=str,
+)
+def test_the_build_says_what_it_compiles(
+    bare: Path, tmp_path: Path, env: dict[str, str], expected: str
+) -> None:
+    """Up to the first call of pip, which fails here."""
+    for folder in ("cmake", "cpp", "cuda", "python/tiny_vllm"):
+        (bare / folder).mkdir(parents=True)
+    (bare / "CMakeLists.txt").write_text("")
+    tools = {
+        bare
+        / ".venv/bin/python": f"[[ $1 == -c ]] || exit 1; [[ $2 != *sys.prefix* ]] || echo '{bare}/.venv'",
+        tmp_path / "tools/nvcc": "echo 'release 13.0,'",
+        tmp_path / "tools/nvidia-smi": "exit 1",
+        tmp_path / "tools/c++": "exit 0",
+    }
+    for tool, body in tools.items():
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        tool.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        tool.chmod(0o755)
+    path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    done = steps.run_any(bare / "build.sh", cwd=tmp_path, env=steps.clean_environment(PATH=path, **env))
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"building {expected}")
+    assert f"; what the compiler says is in {bare}/build/logs/build.log)\n" in done.stdout
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # ended, though nobody has asked how
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "status"), [(signal.SIGTERM, False, 143), (signal.SIGINT, True, 130)], ids=str
+)
+def test_an_interrupted_test_run_leaves_nothing_behind(
+    bare: Path, tmp_path: Path, number: signal.Signals, to_all: bool, status: int
+) -> None:
+    """A terminal sends SIGINT to the whole group. One program of the stage does not heed it, nor SIGTERM."""
+    pids = tmp_path / "pids"
+    (bare / "lint.sh").write_text(
+        f"""#!/usr/bin/env bash
+sleep 600 &
+echo $! >>"{pids}"
+bash -c 'trap "" TERM INT; echo $$ >>"{pids}"; for _ in {{1..600}}; do sleep 1; done' &
+until (($(wc -l <"{pids}") == 2)); do sleep 0.05; done
+echo started
+wait
+"""
+    )
+    process = subprocess.Popen(
+        [bare / "full_test.sh", "lint", "unit"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "started\n":
+            break
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    rest = process.stdout.read()
+    assert process.wait() == status
+    assert re.search(r"^==== summary ====\ninterrupted lint, \d+ s\n\Z", rest, re.MULTILINE)
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    assert not any(is_running(pid) for pid in started)
+
+
 def test_without_ncu_there_is_one_sentence(bare: Path, tmp_path: Path) -> None:
+    pretend_it_is_built(bare, "")
     done = call(bare / "ncu.sh", "decode-64", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ncu is missing: install Nsight Compute")
@@ -133,14 +239,11 @@ def test_with_nsys_it_is_used(bare: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_without_a_gpu_there_is_nothing_to_profile(bare: Path, tmp_path: Path, tool: str) -> None:
+    """That is all it says: whether the tool is there does not matter, and no file is promised."""
     pretend_it_is_built(bare, "no driver")
-    call(bare / "nsys.sh", "--help", cwd=tmp_path)
-    if tool == "ncu":
-        (tmp_path / "tools/ncu").write_text("#!/usr/bin/env bash\n")
-        (tmp_path / "tools/ncu").chmod(0o755)
     done = call(bare / f"{tool}.sh", "prefill", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == "There is no GPU to profile: no driver."
+    assert done.stderr == "There is no GPU to profile: no driver.\n"
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,24 @@ def run(
     top_k: Annotated[
         int | None, typer.Option(help="Draw from this many likeliest tokens. Default: from all.")
     ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Drop tokens less likely than this times the likeliest; 0 to 1. Default: drop none."
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Above 1: tokens of the prompt or the answer become less likely; 1 changes nothing."
+        ),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from the logit of each token that the answer has; -2 to 2.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken from a token's logit for each time the answer has it; -2 to 2.")
+    ] = 0.0,
     seed: Annotated[
         int | None, typer.Option(help="Draw the same tokens each time. Default: others each time.")
     ] = None,
@@ -126,7 +144,7 @@ def run(
     if not texts:
         raise typer.BadParameter("give a prompt, or --file FILE")
     if temperature == 0:
-        for name, value in (("--top-p", top_p), ("--top-k", top_k)):
+        for name, value in (("--top-p", top_p), ("--top-k", top_k), ("--min-p", min_p)):
             if value is not None:
                 raise typer.BadParameter(
                     "has no effect at temperature 0; give --temperature too", param_hint=name
@@ -137,6 +155,10 @@ def run(
             temperature=temperature,
             top_p=1.0 if top_p is None else top_p,
             top_k=0 if top_k is None else top_k,
+            min_p=0.0 if min_p is None else min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
             seed=secrets.randbits(63) if seed is None else seed,
         )
         for _ in texts
@@ -190,6 +212,7 @@ def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> N
     first = f"first after {times.first_token_time - times.arrival_time:.2f} s"
     if generated == 1:  # there was no decode step to time
         seconds, bytes_read = times.finished_time - times.arrival_time, engine.metrics()["bytes_read"]
+    _suggest_chat(engine, [output], chat)
     _print_figures(engine, [output], params, first, max(generated - 1, 1), seconds, bytes_read)
 
 
@@ -213,9 +236,21 @@ def _run_batch(engine: Engine, texts: list[str], chat: bool, params: list[Sampli
             _say(f"no answer to {prompt!r}: {output.outputs[0].stop_reason}")
     generated = sum(len(o.outputs[0].token_ids) for o in outputs)
     bytes_read = engine.metrics()["bytes_read"]
+    _suggest_chat(engine, outputs, chat)
     _print_figures(engine, outputs, params[0], f"{len(texts)} requests", generated, seconds, bytes_read)
     if len(answered) < len(texts):
         raise typer.Exit(1)
+
+
+def _suggest_chat(engine: Engine, outputs: list[RequestOutput], chat: bool) -> None:
+    """A model that was taught to answer often ends at once when a question is to be completed."""
+    if chat or engine.tokenizer is None or not engine.tokenizer.chat_templates:
+        return
+    completions = [o.outputs[0] for o in outputs]
+    empty = sum(c.finish_reason == "stop" and not c.text.strip() for c in completions)
+    if empty:
+        which = f"{empty} of {len(outputs)} prompts: " if len(outputs) > 1 else ""
+        _say(f"{which}the model ended at once; for a question try --chat")
 
 
 def _print_figures(
@@ -276,6 +311,7 @@ def bench(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
+            readable=False,
             help="On a GPU: time every kernel instead, print a table, and write a timeline for "
             "ui.perfetto.dev to FILE.",
         ),
@@ -285,18 +321,21 @@ def bench(
     """Run a named load once warm, and print its speed. What nsys.sh and ncu.sh profile."""
     if scenario not in _SCENARIOS:
         raise typer.BadParameter(f"{scenario!r} is not one of {', '.join(_SCENARIOS)}")
-    if profile is not None and not os.access(profile.parent, os.W_OK):
-        raise typer.BadParameter(f"{profile} cannot be written: no such folder", param_hint="--profile")
+    if profile is not None and (reason := _why_not_writable(profile)):
+        raise typer.BadParameter(f"{profile} cannot be written: {reason}", param_hint="--profile")
     requests, prompt_tokens, new_tokens = _SCENARIOS[scenario]
     engine = _load(model, {**options, "enable_prefix_caching": False, "profile": profile is not None})
     vocab_size = engine.info()["vocab_size"]
     prompts = [[(7919 * i + 104729 * r) % vocab_size for i in range(prompt_tokens)] for r in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-    # Threads, pages, CUDA graphs. All prompts, so that every step is of a size of the load's.
-    warm = SamplingParams(temperature=0, max_tokens=min(new_tokens, 3), ignore_eos=True)
+    # Threads, pages, and on a GPU a CUDA graph for every size that a step of the load has. Contexts grow, so
+    # only the whole load meets them all. Where nothing is recorded, three tokens warm as well.
+    eager = profile is not None or engine.config.enforce_eager or engine.info()["device"].startswith("cpu")
+    warm = SamplingParams(
+        temperature=0, max_tokens=min(new_tokens, 3) if eager else new_tokens, ignore_eos=True
+    )
     engine.generate(prompts, warm)
-    if profile is not None:
-        engine._core.take_profile()  # the warm-up's
+    engine.take_profile()  # the warm-up's
     before = engine.metrics()
     start = time.monotonic()
     outputs = engine.generate(prompts, params)
@@ -323,8 +362,17 @@ def bench(
     )
 
 
+def _why_not_writable(file: Path) -> str:
+    """Said before the work and not after it. "" when the file can be written."""
+    if not file.parent.is_dir():
+        return "no such folder"
+    if file.exists():
+        return "" if os.access(file, os.W_OK) else "no permission to change this file"
+    return "" if os.access(file.parent, os.W_OK) else "no permission to write in this folder"
+
+
 def _write_profile(engine: Engine, file: Path) -> None:
-    records = engine._core.take_profile()
+    records = engine.take_profile()
     try:
         file.write_text(json.dumps(chrome_trace(records, engine.info()["device"])) + "\n", encoding="utf-8")
     except OSError as error:

@@ -34,7 +34,11 @@ class EngineConfig:
             the model or the machine are checked when the engine starts.
     """
 
-    device: str = _option("auto", "where to run; auto is a GPU if there is one", ("auto", "cpu", "cuda"))
+    device: str = _option(
+        "auto",
+        "where to run; auto is a GPU if there is one, and CUDA_VISIBLE_DEVICES chooses which",
+        ("auto", "cpu", "cuda"),
+    )
     dtype: str = _option(
         "auto", "number format of weights and KV cache; auto is bfloat16", ("auto", "bfloat16", "float32")
     )
@@ -63,11 +67,14 @@ class EngineConfig:
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of prompts that begin alike")
     enable_chunked_prefill: bool = _option(True, "cut long prompts into chunks that share steps with decodes")
     enforce_eager: bool = _option(
-        False, "never record steps as CUDA graphs; the CPU has none, so it is always eager"
+        False,
+        "on a GPU, never record steps as CUDA graphs, nor start a step before the host has seen the last "
+        "one's tokens; the CPU does neither, so it is always eager",
     )
     profile: bool = _option(
         False,
-        "time every kernel on a GPU, which slows steps down; `tiny-vllm bench --profile` shows the result",
+        "time every kernel on a GPU, which slows steps down; Engine.take_profile() returns the times, and "
+        "`tiny-vllm bench --profile` shows them",
     )
     num_threads: int | None = _option(None, "CPU threads; default: as many as this process may run on")
     cpu_isa: str = _option(
@@ -85,7 +92,10 @@ class EngineConfig:
             value = getattr(self, f.name)
             choices = f.metadata["choices"]
             if choices and (not isinstance(value, str) or value not in choices):
-                raise InvalidRequestError(f"{f.name} must be one of {', '.join(choices)}, got {shown(value)}")
+                hint = "; CUDA_VISIBLE_DEVICES chooses the GPU" if _names_a_gpu(f.name, value) else ""
+                raise InvalidRequestError(
+                    f"{f.name} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
+                )
             kind = str(f.type)
             if value is None and "None" in kind:
                 continue
@@ -105,6 +115,11 @@ class EngineConfig:
                 raise InvalidRequestError(f"{name} must be in [1, {most}], got {shown(value)}")
         if not 0 <= self.seed < 2**63:
             raise InvalidRequestError(f"seed must be in [0, 2**63), got {shown(self.seed)}")
+
+
+def _names_a_gpu(option: str, value: object) -> bool:
+    """ "cuda:0", as PyTorch writes it."""
+    return option == "device" and isinstance(value, str) and value.startswith("cuda:")
 
 
 def _attributes() -> str:

@@ -322,6 +322,17 @@ class Engine:
         """What does not change: device, model, sizes in bytes and tokens."""
         return self._core.info()
 
+    def take_profile(self) -> list[_core.KernelRecord]:
+        """With ``profile=True``, the kernels that ran on the GPU since the last call, in order; else ``[]``.
+
+        A record has the kernel's ``name``, the ``step`` and its ``tokens``, ``start_us`` and ``duration_us``,
+        and the ``bytes`` and ``flops`` that it must move and do. :mod:`tiny_vllm.kernel_profile` makes a
+        table and a timeline of them. The call empties the list. Until then the engine keeps every record, a
+        hundred and more for each step, and memory fills: in a long run, take them now and then.
+        """
+        records: list[_core.KernelRecord] = self._call(self._core.take_profile)
+        return records
+
     # ---- inside --------------------------------------------------------------------------------------------
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:

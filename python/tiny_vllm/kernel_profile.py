@@ -1,8 +1,8 @@
 """What a GPU did, kernel by kernel: as a timeline for Perfetto, and as a table.
 
-The records are those of ``_core.Engine.take_profile()``. Times come from CUDA events around each kernel, so
-they hold the kernel's start too, about a microsecond. Kernels of a few microseconds look slower by that than
-they are in a recorded step, where one starts while another ends.
+The records are those of :meth:`tiny_vllm.Engine.take_profile`. Times come from CUDA events around each
+kernel, so they hold the kernel's start too, about a microsecond. Kernels of a few microseconds look slower by
+that than they are in a recorded step, where one starts while another ends.
 """
 
 from __future__ import annotations
@@ -109,6 +109,10 @@ def summary(records: Sequence[Record]) -> str:
     span = sum(s[-1].start_us + s[-1].duration_us - s[0].start_us for s in steps)
     busy = sum(r.duration_us for r in records)
     return (
-        f"{len(steps)} steps, {len(records)} kernels: {busy / 1e3:.3f} ms in kernels, {span / 1e3:.3f} ms "
-        "from the first to the last of each step"
+        f"{_count(len(steps), 'step')}, {_count(len(records), 'kernel')}: {busy / 1e3:.3f} ms in kernels, "
+        f"{span / 1e3:.3f} ms from the first to the last of each step"
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

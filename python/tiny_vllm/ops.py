@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,7 @@ _FLOAT64_MAX = float(np.finfo(np.float64).max)
 
 
 @functools.lru_cache(maxsize=16)
-def _made_ops(device: str, isa: str, num_threads: int) -> _core.Ops:
+def _made_ops(device: str, isa: str, num_threads: int, thread: int) -> _core.Ops:
     find_cuda_libraries(device)
     return _core.Ops(device=device, num_threads=num_threads, cpu_isa=isa)
 
@@ -70,7 +71,9 @@ def _made_ops(device: str, isa: str, num_threads: int) -> _core.Ops:
 def _ops(device: str, isa: str, num_threads: int) -> _core.Ops:
     _check_text("device", device)
     _check_text("isa", isa)
-    return _made_ops(device, isa, _whole_number("num_threads", num_threads, 0, _INT32_MAX))
+    # A GPU's stream and scratch memory are one caller's at a time, so each thread gets its own.
+    thread = threading.get_ident() if device == "cuda" else 0
+    return _made_ops(device, isa, _whole_number("num_threads", num_threads, 0, _INT32_MAX), thread)
 
 
 def _to_device(ops: _core.Ops, array: Array) -> _core.DeviceArray:
