@@ -11,6 +11,8 @@ namespace tiny_vllm {
 DeviceSampler::Needs DeviceSampler::needs(const StepBatch& batch) {
   Needs n;
   n.tokens = !batch.sampling.empty();
+  n.sets = !batch.allowed.empty();
+  n.biases = !batch.token_biases_start.empty();
   n.penalties = !batch.token_counts_start.empty();
   for (const SampleRow& row : batch.sampling) {
     n.filters |= has_filter(row, std::numeric_limits<int64_t>::max());
@@ -30,25 +32,36 @@ void DeviceSampler::prepare(const DeviceBatch& batch) {
   if (needs_.filters) workspace_.reserve(cuts_, n * 8);
   if (needs_.logprobs) workspace_.reserve(logprobs_, n * row, kZero);
   if (needs_.penalties) workspace_.reserve(last_tokens_, n * 4);
-  const int64_t changed = std::ssize(batch.host->token_counts) + n;
-  if (needs_.penalties) workspace_.reserve(saved_, changed * 4);
 }
 
-// Log probabilities are those of the logits as the model made them: what the penalties change is put back.
 void DeviceSampler::sample(const Tensor& logits, const DeviceBatch& batch, int64_t begin) {
   const int64_t n = logits.shape[0], vocab_size = logits.shape[1];
   TV_CHECK(needs_.tokens && logits.dtype == DType::kFloat32 && begin + n <= batch.num_logits_rows, "logits are ",
            name_of(logits.dtype), " ", logits.shape_string(), " for rows from ", begin, " on of ",
            batch.num_logits_rows);
-  PenaltyArgs penalties;
+  if (needs_.raw()) {
+    workspace_.reserve(raw_, logits.nbytes());
+    keep_raw(stream_, logits.as<float>(), batch.sampling + begin, raw_.as<float>(), n, vocab_size);
+  }
+  if (needs_.sets || needs_.biases) {
+    EditArgs edits;
+    edits.logits = logits.as<float>();
+    edits.rows = batch.sampling + begin;
+    edits.biases = batch.token_biases;
+    edits.starts = needs_.biases ? batch.token_biases_start + begin : nullptr;
+    edits.allowed = batch.allowed;
+    edits.n = n;
+    edits.vocab_size = vocab_size;
+    edit_logits(stream_, edits);
+  }
   if (needs_.penalties) {
+    PenaltyArgs penalties;
     gather_rows(stream_, batch.token_ids, batch.logits_rows + begin, last_tokens_.as(), n, 4);
     penalties.logits = logits.as<float>();
     penalties.rows = batch.sampling + begin;
     penalties.counts = batch.token_counts;
     penalties.starts = batch.token_counts_start + begin;
     penalties.last_tokens = last_tokens_.as<int32_t>();
-    penalties.saved = saved_.as<float>() + begin;  // a row has one place more than token counts
     penalties.n = n;
     penalties.vocab_size = vocab_size;
     penalize(stream_, penalties);
@@ -66,9 +79,8 @@ void DeviceSampler::sample(const Tensor& logits, const DeviceBatch& batch, int64
   sample_rows(stream_, args);
   if (!needs_.logprobs) return;
 
-  if (needs_.penalties) restore(stream_, penalties);
   LogprobsArgs probabilities;
-  probabilities.logits = logits.as<float>();
+  probabilities.logits = needs_.raw() ? raw_.as<float>() : logits.as<float>();
   probabilities.rows = batch.sampling + begin;
   probabilities.tokens = args.tokens;
   probabilities.n = n;

@@ -23,7 +23,8 @@ class DeviceSampler {
 
   // Which of the kernels a step needs.
   struct Needs {
-    bool tokens = false, filters = false, penalties = false, logprobs = false;
+    bool tokens = false, sets = false, biases = false, penalties = false, filters = false, logprobs = false;
+    bool raw() const { return logprobs && (sets || biases || penalties); }  // a copy of the logits
     auto operator<=>(const Needs&) const = default;
   };
   static Needs needs(const StepBatch& batch);
@@ -41,7 +42,7 @@ class DeviceSampler {
   Needs needs_;  // of the step
   Memory tokens_{Memory::kDevice}, logprobs_{Memory::kDevice};
   Memory cuts_{Memory::kDevice}, partials_{Memory::kDevice}, counters_{Memory::kDevice};
-  Memory last_tokens_{Memory::kDevice}, saved_{Memory::kDevice};  // of penalties
+  Memory last_tokens_{Memory::kDevice}, raw_{Memory::kDevice};
   Outgoing outgoing_[2];
   int64_t sent_ = 0;
 };

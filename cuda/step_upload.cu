@@ -21,12 +21,38 @@ void check_sizes(const StepBatch& batch) {
   check("block_tables", batch.block_tables.size(), requests * batch.block_table_width);
   if (!batch.sampling.empty()) check("sampling", batch.sampling.size(), rows);
   if (!batch.token_counts_start.empty()) check("token_counts_start", batch.token_counts_start.size(), rows + 1);
+  if (!batch.token_biases_start.empty()) check("token_biases_start", batch.token_biases_start.size(), rows + 1);
   TV_CHECK(batch.query_start.front() == 0 && batch.query_start.back() == tokens &&
                std::is_sorted(batch.query_start.begin(), batch.query_start.end()),
            "StepBatch.query_start must rise from 0 to ", tokens);
 }
 
 }  // namespace
+
+char* StepUpload::begin(Channel& channel, int64_t bytes) {
+  Channel::Staging& staging = channel.staging[channel.next];
+  staging.copied.wait();
+  workspace_.reserve(channel.device, bytes);
+  workspace_.reserve(staging.memory, bytes);
+  return staging.memory.as();
+}
+
+const char* StepUpload::send(Channel& channel, int64_t bytes) {
+  Channel::Staging& staging = channel.staging[channel.next];
+  channel.next ^= 1;
+  TV_CUDA(cudaMemcpyAsync(channel.device.as(), staging.memory.as(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
+                          stream_.handle));
+  staging.copied.record(stream_);
+  return channel.device.as();
+}
+
+template <typename T>
+const T* StepUpload::upload(Channel& channel, const std::vector<T>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  workspace_.reserve(channel.device, 1);  // one address for all steps, also for those without values
+  if (bytes > 0) std::memcpy(begin(channel, bytes), values.data(), static_cast<size_t>(bytes));
+  return reinterpret_cast<const T*>(bytes > 0 ? send(channel, bytes) : channel.device.as());
+}
 
 DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Padding>& padding) {
   check_sizes(batch);
@@ -48,6 +74,7 @@ DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Paddi
   };
   const int64_t cos_sin_row = tokens == 0 ? 0 : std::ssize(batch.cos_sin) / tokens;
   const bool samples = !batch.sampling.empty(), counts = !batch.token_counts_start.empty();
+  const bool biases = !batch.token_biases_start.empty();
   const int64_t token_ids = place(d.num_tokens, int32_t{}), positions = place(d.num_tokens, int32_t{});
   const int64_t slot_mapping = place(d.num_tokens, int64_t{}), query_start = place(d.num_requests + 1, int32_t{});
   const int64_t context_len = place(d.num_requests, int32_t{});
@@ -56,16 +83,9 @@ DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Paddi
   const int64_t block_tables = place(d.num_requests * d.block_table_width, int32_t{});
   const int64_t sampling = place(samples ? d.num_logits_rows : 0, SampleRow{});
   const int64_t counts_start = place(counts ? d.num_logits_rows + 1 : 0, int32_t{});
-  const int64_t token_counts =
-      place(std::ssize(batch.token_counts), TokenCount{});  // last: its size is anybody's guess
+  const int64_t biases_start = place(biases ? d.num_logits_rows + 1 : 0, int32_t{});
 
-  Staging& staging = staging_[next_];
-  next_ ^= 1;
-  staging.copied.wait();
-  workspace_.reserve(device_, bytes);
-  workspace_.reserve(staging.memory, bytes);
-
-  char* host = staging.memory.as();
+  char* host = begin(fixed_, bytes);
   const auto fill = [&](int64_t at, const auto& v, auto first, int32_t increment) {
     using Element = std::decay_t<decltype(v[0])>;
     auto* to = reinterpret_cast<Element*>(host + at);
@@ -89,12 +109,11 @@ DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Paddi
     std::fill_n(rows + std::ssize(batch.sampling), added, SampleRow{.temperature = 0});
   }
   if (counts) fill(counts_start, batch.token_counts_start, std::ssize(batch.token_counts), 0);
-  std::copy(batch.token_counts.begin(), batch.token_counts.end(), reinterpret_cast<TokenCount*>(host + token_counts));
-  TV_CUDA(cudaMemcpyAsync(device_.as(), host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_.handle));
-  staging.copied.record(stream_);
+  if (biases) fill(biases_start, batch.token_biases_start, std::ssize(batch.token_biases), 0);
+  const char* device = send(fixed_, bytes);
 
   const auto on_device = [&]<typename T>(int64_t at, const T*& pointer) {
-    pointer = reinterpret_cast<const T*>(device_.as() + at);
+    pointer = reinterpret_cast<const T*>(device + at);
   };
   on_device(token_ids, d.token_ids);
   on_device(positions, d.positions);
@@ -107,8 +126,13 @@ DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Paddi
   if (samples) on_device(sampling, d.sampling);
   if (counts) {
     on_device(counts_start, d.token_counts_start);
-    on_device(token_counts, d.token_counts);
+    d.token_counts = upload(token_counts_, batch.token_counts);
   }
+  if (biases) {
+    on_device(biases_start, d.token_biases_start);
+    d.token_biases = upload(token_biases_, batch.token_biases);
+  }
+  if (!batch.allowed.empty()) d.allowed = upload(allowed_, batch.allowed);
   return d;
 }
 

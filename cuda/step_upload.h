@@ -1,7 +1,9 @@
-// Brings the arrays of a step to the device, with one copy from pinned memory.
+// Brings the arrays of a step to the device, with one copy from pinned memory; and those whose size is anybody's guess
+// with one copy each, so that every array of a recorded step stays where it is.
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "backend/step_batch.h"
 #include "memory.h"
@@ -23,16 +25,24 @@ class StepUpload {
   DeviceBatch upload(const StepBatch& batch, const std::optional<Padding>& padding);
 
  private:
-  struct Staging {
-    Memory memory{Memory::kPinned};
-    Event copied;
+  // A place on the device, and two in pinned memory: one is filled while the other may still be read.
+  struct Channel {
+    struct Staging {
+      Memory memory{Memory::kPinned};
+      Event copied;
+    };
+    Staging staging[2];
+    int next = 0;
+    Memory device{Memory::kDevice};
   };
+  char* begin(Channel& channel, int64_t bytes);       // where the host writes
+  const char* send(Channel& channel, int64_t bytes);  // where the device finds it
+  template <typename T>
+  const T* upload(Channel& channel, const std::vector<T>& values);
 
   const Stream& stream_;
   Workspace& workspace_;
-  Staging staging_[2];  // one is filled while the other may still be read
-  int next_ = 0;
-  Memory device_{Memory::kDevice};
+  Channel fixed_, token_counts_, token_biases_, allowed_;
 };
 
 }  // namespace tiny_vllm

@@ -80,6 +80,22 @@ DecodeScratch attention_decode_scratch(const Stream& stream, int64_t num_request
                                        const AttentionShape& shape);
 void attention_decode(const Stream& stream, const AttentionArgs<bfloat16>& args, float* partials, unsigned* counters);
 
+// Applies allowed sets and biases to logits.
+struct EditArgs {
+  float* logits = nullptr;            // (n, V)
+  const SampleRow* rows = nullptr;    // (n)
+  const TokenBias* biases = nullptr;  // row r has [starts[r], starts[r + 1])
+  const int32_t* starts = nullptr;    // (n+1), or null: no row has biases
+  const uint32_t* allowed = nullptr;  // (k, ceil(V / 32)) the sets that rows[r].allowed counts
+  int64_t n = 0;
+  int64_t vocab_size = 0;
+};
+void edit_logits(const Stream& stream, const EditArgs& args);
+
+// Copies the rows with num_logprobs >= 0 to raw (n, V).
+void keep_raw(const Stream& stream, const float* logits, const SampleRow* rows, float* raw, int64_t n,
+              int64_t vocab_size);
+
 // Changes logits as Sampler (cpp/sample) does before it samples. Rows whose penalties change nothing are left alone.
 struct PenaltyArgs {
   float* logits = nullptr;               // (n, V)
@@ -88,7 +104,6 @@ struct PenaltyArgs {
   const int32_t* starts = nullptr;       // (n+1) row r has counts [starts[r], starts[r + 1])
   const int32_t* last_tokens = nullptr;  // (n) one more token of the row: of its output or its prompt, as
                                          //     rows[r].last_is_output says; negative: none
-  float* saved = nullptr;                // one for each element of counts, and n more; restore() reads it
   int64_t n = 0;
   int64_t vocab_size = 0;
 };
@@ -96,8 +111,6 @@ inline __host__ __device__ bool has_penalties(const SampleRow& row) {
   return row.repetition_penalty != 1 || row.frequency_penalty != 0 || row.presence_penalty != 0;
 }
 void penalize(const Stream& stream, const PenaltyArgs& args);
-// Takes penalize() back, to the last bit. The arguments must be the same, and so must what they point to.
-void restore(const Stream& stream, const PenaltyArgs& args);
 
 // A token for each row of logits, as Sampler (cpp/sample) chooses it; -1 where there is no answer.
 struct SamplingArgs {

@@ -1,10 +1,9 @@
 // Penalties: logits change by what the rows' requests have said, as penalized() (cpp/sample/sampler.h) changes them, to
 // the last bit.
 //
-// A few thousand tokens of a row change at most, so they are changed in place, and the old values are kept: log
-// probabilities are of the raw logits. One block a row.
+// A few thousand tokens of a row change at most. One block a row.
 //
-// Bytes moved: 16 a token of the lists and as often.
+// Bytes moved: 16 a token of the lists.
 #include <cfloat>
 
 #include "kernels/device.h"
@@ -27,18 +26,7 @@ __device__ __forceinline__ float penalized(float logit, int32_t count, const Sam
   return clamped(x);
 }
 
-template <bool kRestore>
-__device__ __forceinline__ void change(float& logit, float& saved, int32_t count, const SampleRow& row) {
-  if constexpr (kRestore) {
-    logit = saved;
-  } else {
-    saved = logit;
-    logit = penalized(logit, count, row);
-  }
-}
-
-template <bool kRestore>
-__global__ void __launch_bounds__(kThreads) penalties_kernel(PenaltyArgs args) {
+__global__ void __launch_bounds__(kThreads) penalize_kernel(PenaltyArgs args) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   const int64_t index = blockIdx.x;
@@ -46,27 +34,21 @@ __global__ void __launch_bounds__(kThreads) penalties_kernel(PenaltyArgs args) {
   if (!has_penalties(row)) return;
   float* x = args.logits + index * args.vocab_size;
   const int32_t last = args.last_tokens[index], last_count = row.last_is_output ? 1 : 0;
-  const int64_t begin = args.starts[index], end = args.starts[index + 1];
-  float* saved = args.saved + index;  // each row before this one has a place more than counts
   bool found = false;
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+  for (int64_t i = args.starts[index] + static_cast<int64_t>(threadIdx.x); i < args.starts[index + 1]; i += kThreads) {
     const TokenCount of = args.counts[i];
     const bool is_last = of.token == last;
     found = found || is_last;
-    change<kRestore>(x[of.token], saved[i], of.count + (is_last ? last_count : 0), row);
+    x[of.token] = penalized(x[of.token], of.count + (is_last ? last_count : 0), row);
   }
   found = __syncthreads_or(found);
-  if (threadIdx.x == 0 && !found && last >= 0) change<kRestore>(x[last], saved[end], last_count, row);
+  if (threadIdx.x == 0 && !found && last >= 0) x[last] = penalized(x[last], last_count, row);
 }
 
 }  // namespace
 
 void penalize(const Stream& stream, const PenaltyArgs& args) {
-  launch(stream, "penalize", penalties_kernel<false>, dim3(static_cast<unsigned>(args.n)), kThreads, 0, args);
-}
-
-void restore(const Stream& stream, const PenaltyArgs& args) {
-  launch(stream, "restore", penalties_kernel<true>, dim3(static_cast<unsigned>(args.n)), kThreads, 0, args);
+  launch(stream, "penalize", penalize_kernel, dim3(static_cast<unsigned>(args.n)), kThreads, 0, args);
 }
 
 }  // namespace tiny_vllm

@@ -1,5 +1,5 @@
-// Penalties and log probabilities on the device against Sampler (cpp/sample) on the host: the same logits to the last
-// bit, the same tokens and ranks. Run by full_test.sh --gpu.
+// Edits, penalties and log probabilities on the device against Sampler (cpp/sample) on the host: the same logits to the
+// last bit, the same tokens and ranks. Run by full_test.sh --gpu.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include "check.h"
 #include "device_array.h"
 #include "kernels/kernels.h"
+#include "sample/logit_edits.h"
 #include "sample/sampler.h"
 
 namespace tiny_vllm {
@@ -228,7 +229,7 @@ struct DeviceBatchOfRows {
   Array<SampleRow> rows;
   Array<TokenCount> counts;
   Array<int32_t> starts, last_tokens, tokens;
-  Array<float> saved;
+  Array<float> raw;
   Array<uint64_t> cuts;
   Array<unsigned char> partials;
   Array<unsigned> counters;
@@ -258,34 +259,32 @@ struct DeviceBatchOfRows {
         starts(lists.starts),
         last_tokens(lists.last_tokens),
         tokens(batch.size()),
-        saved(std::ssize(lists.counts) + batch.size()),
+        raw(std::ssize(batch.logits)),
         cuts(batch.size()),
         partials(sampling_partial_bytes(stream(), batch.size())),
         counters(std::vector<unsigned>(batch.rows.size(), 0)),
         reported(batch.size() * (kMaxLogprobs + 1)) {
     const int64_t n = batch.size(), V = batch.vocab_size;
-    penalties = {logits.data(), rows.data(), counts.data(), starts.data(), last_tokens.data(), saved.data(), n, V};
+    penalties = {logits.data(), rows.data(), counts.data(), starts.data(), last_tokens.data(), n, V};
     sampling = {logits.data(), rows.data(), n, V, cuts.data(), partials.data(), counters.data(), tokens.data()};
-    logprob_args = {logits.data(), rows.data(), tokens.data(), n, V, reported.data()};
+    logprob_args = {raw.data(), rows.data(), tokens.data(), n, V, reported.data()};
   }
 
   void launch_all() const {
+    keep_raw(stream(), penalties.logits, penalties.rows, raw.data(), penalties.n, penalties.vocab_size);
     penalize(stream(), penalties);
     sample_rows(stream(), sampling);
-    restore(stream(), penalties);
     logprobs(stream(), logprob_args);
   }
 };
 
-TEST(penalties_as_on_the_host_and_back) {
+TEST(penalties_as_on_the_host) {
   for (const int64_t vocab_size : {1, 7, 1000, 128'256}) {
     const Batch batch(vocab_size, 2);
     const DeviceBatchOfRows device(batch);
     const int64_t numbers = std::ssize(batch.logits);
     penalize(stream(), device.penalties);
     CHECK(same_bits(device.logits.get(0, numbers), batch.penalized));
-    restore(stream(), device.penalties);
-    CHECK(same_bits(device.logits.get(0, numbers), batch.logits));
   }
 }
 
@@ -301,7 +300,7 @@ TEST(tokens_and_logprobs_of_rows_with_penalties) {
     recorded.launch_all();
     TV_CUDA(cudaStreamEndCapture(stream().handle, &graph));
     TV_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    for (int time = 0; time < 2; ++time) TV_CUDA(cudaGraphLaunch(executable, stream().handle));
+    TV_CUDA(cudaGraphLaunch(executable, stream().handle));
     for (const auto* device : {&one_by_one, &recorded}) {
       const auto tokens = device->tokens.get(0, batch.size());
       for (int64_t i = 0; i < batch.size(); ++i) {
@@ -313,7 +312,7 @@ TEST(tokens_and_logprobs_of_rows_with_penalties) {
         check_logprobs({row.begin(), row.end()}, params, tokens[i],
                        device->reported.get(i * (kMaxLogprobs + 1), kMaxLogprobs + 1));
       }
-      CHECK(same_bits(device->logits.get(0, std::ssize(batch.logits)), batch.logits));
+      CHECK(same_bits(device->logits.get(0, std::ssize(batch.logits)), batch.penalized));
     }
     TV_CUDA(cudaGraphExecDestroy(executable));
     TV_CUDA(cudaGraphDestroy(graph));
@@ -327,12 +326,62 @@ TEST(a_last_token_that_is_none) {
   const Array<SampleRow> rows(std::vector<SampleRow>{{.presence_penalty = 1, .last_is_output = true}});
   const Array<TokenCount> counts(std::vector<TokenCount>{{2, 1}, {3, 0}});
   const Array<int32_t> starts(std::vector<int32_t>{0, 2}), last(std::vector<int32_t>{-1});
-  const Array<float> saved(3);
-  const PenaltyArgs args{logits.data(), rows.data(), counts.data(), starts.data(), last.data(), saved.data(), 1, 4};
+  const PenaltyArgs args{logits.data(), rows.data(), counts.data(), starts.data(), last.data(), 1, 4};
   penalize(stream(), args);
   CHECK(logits.get(0, 4) == std::vector<float>({1, 2, 2, 4}));
-  restore(stream(), args);
-  CHECK(logits.get(0, 4) == raw);
+}
+
+// ---- sets of allowed tokens, and biases ----
+
+TEST(edits_as_on_the_host) {
+  std::mt19937 random(4);
+  for (const int64_t vocab_size : {5, 32, 1000, 128'256}) {
+    std::vector<float> flat, expected;
+    std::vector<SampleRow> rows;
+    std::vector<TokenBias> biases{{0, 1}};  // of nobody, as if this were the later part of a batch
+    std::vector<int32_t> starts{1};
+    std::vector<uint32_t> allowed;
+    Sampler sampler;
+    for (int i = 0; i < 12; ++i) {
+      std::vector<float> x = random_row(i % kNumKinds, vocab_size, random);
+      flat.insert(flat.end(), x.begin(), x.end());
+      SamplingParams params;
+      if (i % 3) {
+        for (int j = 0; j < 4; ++j) params.allowed_token_ids.push_back(static_cast<int32_t>(random() % vocab_size));
+        params.allowed_token_ids.push_back(static_cast<int32_t>(vocab_size - 1));
+        const auto bits = allowed_bits(params, vocab_size);
+        rows.push_back({.allowed = static_cast<int32_t>(allowed.size() / bits.size())});
+        allowed.insert(allowed.end(), bits.begin(), bits.end());
+        for (int64_t t = 0; t < vocab_size; ++t)
+          if (!std::count(params.allowed_token_ids.begin(), params.allowed_token_ids.end(), t)) x[t] = -kInf;
+      } else {
+        rows.push_back({});
+      }
+      for (int j = 0; i % 2 && j < 5; ++j) {
+        biases.push_back({static_cast<int32_t>(vocab_size - 1 - j), j == 0 ? -kInf : static_cast<float>(j) / 4});
+        x[biases.back().token] += biases.back().bias;
+      }
+      starts.push_back(static_cast<int32_t>(biases.size()));
+      expected.insert(expected.end(), x.begin(), x.end());
+    }
+    const Array<float> logits(flat), raw(std::ssize(flat));
+    for (SampleRow& row : rows) row.num_logprobs = static_cast<int32_t>(&row - rows.data()) % 2 - 1;
+    const Array<SampleRow> device_rows(rows);
+    const Array<TokenBias> device_biases(biases);
+    const Array<int32_t> device_starts(starts);
+    const Array<uint32_t> device_allowed(allowed);
+    const int64_t n = std::ssize(rows);
+    keep_raw(stream(), logits.data(), device_rows.data(), raw.data(), n, vocab_size);
+    edit_logits(stream(), {logits.data(), device_rows.data(), device_biases.data(), device_starts.data(),
+                           device_allowed.data(), n, vocab_size});
+    CHECK(same_bits(logits.get(0, std::ssize(flat)), expected));
+    const std::vector<float> kept = raw.get(0, std::ssize(flat)), poison = Array<float>(1).get(0, 1);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t t = 0; t < vocab_size; ++t) {
+        const float wanted = rows[i].num_logprobs < 0 ? poison[0] : flat[i * vocab_size + t];
+        CHECK(std::memcmp(&kept[i * vocab_size + t], &wanted, sizeof wanted) == 0);
+      }
+  }
 }
 
 }  // namespace
