@@ -71,7 +71,7 @@ def test_the_readme_shows_the_recorded_engines() -> None:
     recorded = json.loads((FOLDER / "results/cpu_engine.json").read_text())
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert engines_of_table(text) == list(recorded["results"])
-    assert f"Made by\n`{recorded['command']}`" in text
+    assert f"Made by\n`.venv/bin/{recorded['command']}`" in text
 
 
 # A GPU with 4,000 GB/s of copy and 800 TFLOP/s: one kernel that is bound by memory, and one by arithmetic.
