@@ -111,6 +111,12 @@ def test_kernels_are_compared_with_what_bounds_them(tmp_path: Path) -> None:
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 
 
+def test_the_recorded_report_is_one() -> None:
+    done = run("--report", FOLDER / "results/cuda_kernels.json", cwd=steps.ROOT, script="kernels.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) > 20
+
+
 def program_that_reports(folder: Path, report: dict[str, object]) -> Path:
     (folder / "made.json").write_text(json.dumps(report))
     program = folder / "program"
