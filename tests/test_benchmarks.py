@@ -71,7 +71,7 @@ def test_the_readme_shows_the_recorded_engines() -> None:
     recorded = json.loads((FOLDER / "results/cpu_engine.json").read_text())
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert engines_of_table(text) == list(recorded["results"])
-    assert f"Made by\n`{recorded['command']}`" in text
+    assert f"Made by\n`.venv/bin/{recorded['command']}`" in text
 
 
 # A GPU with 4,000 GB/s of copy and 800 TFLOP/s: one kernel that is bound by memory, and one by arithmetic.
@@ -109,6 +109,12 @@ def test_kernels_are_compared_with_what_bounds_them(tmp_path: Path) -> None:
     head, rule, *rest = done.stdout.splitlines()[2:]
     assert [line.strip("| ").split(" | ") for line in (head, *rest)] == CELLS
     assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+
+
+def test_the_recorded_report_is_one() -> None:
+    done = run("--report", FOLDER / "results/cuda_kernels.json", cwd=steps.ROOT, script="kernels.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) > 20
 
 
 def program_that_reports(folder: Path, report: dict[str, object]) -> Path:

@@ -27,9 +27,9 @@ def output(*arguments: str, cwd: Path) -> str:
 
 
 def test_the_first_command_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
-    command = re.search(r'^bash run\.sh "(.*)"$', README, re.MULTILINE)
+    command = re.search(r'^bash run\.sh "(.*)"  +# goes on', README, re.MULTILINE)
     assert command
-    text, figures = block("Then it streams:").rstrip("\n").rsplit("\n", 1)
+    text, figures = block("Then the first command streams:").rstrip("\n").rsplit("\n", 1)
     assert "tok/s" in figures
     assert output("-m", "tiny_vllm", "run", command[1], cwd=tmp_path) == text + "\n"
 
@@ -37,6 +37,21 @@ def test_the_first_command_prints_what_is_shown(bundled_folder: Path, tmp_path: 
 def test_the_python_example_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
     code = block("From Python", "python")
     assert output("-c", code, cwd=tmp_path) == block("From Python", "text")
+
+
+def test_the_loop_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
+    """It goes on with the engine of the example before it."""
+    engine = "from tiny_vllm import Engine, SamplingParams\nengine = Engine()\n"
+    code = block("are the loop that", "python")
+    assert output("-c", engine + code, cwd=tmp_path) == block("are the loop that", "text")
+
+
+def test_every_flag_that_is_shown_exists() -> None:
+    known = output("-m", "tiny_vllm", "run", "--help", cwd=steps.ROOT)
+    commands = re.findall(r"^bash run\.sh (.*)$", README, re.MULTILINE)
+    flags = {flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
+    assert {"--chat", "--min-p"} <= flags
+    assert all(re.search(rf"^  {flag}\b|, {flag}\b", known, re.MULTILINE) for flag in flags)
 
 
 def test_the_defaults_are_those_that_are_named(bundled_folder: Path) -> None:
