@@ -168,18 +168,17 @@ def test_b10_penalties_count_the_right_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("min_tokens", 4),
-        ("logit_bias", {V: 5}),
         ("logit_bias", {"abc": 5}),
-        ("stop", ["a bet"]),
-        ("stop", []),
-        ("bad_words", ["x"]),
+        ("stop", [""]),
+        ("stop", ["a", ""]),
+        ("stop", 7),
+        ("stop", [7]),
         ("best_of", 2),
         ("use_beam_search", True),
     ],
 )
 def test_b12_b13_what_is_not_there_is_refused(field: str, value: Any) -> None:
-    """Right: min_tokens, logit_bias and stop texts are refused by name, never accepted and ignored."""
+    """Right: what is unknown or makes no sense is refused by name, never accepted and ignored."""
     with pytest.raises(InvalidRequestError, match=field):
         SamplingParams(**{field: value})
 
@@ -218,6 +217,33 @@ def test_b11_ids_and_counts_outside_the_vocabulary(rand_folder: Path) -> None:
 
 
 # ---- class 3: stopping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "stop_reason"),
+    [
+        (["a bet"], "alph", "a bet"),
+        ("a bet", "alph", "a bet"),
+        (["ga", "a b"], "alph", "a b"),
+        (["mma"], "alpha beta ga", "mma"),
+        ([], "alpha beta gamma", None),
+        (None, "alpha beta gamma", None),
+        ([f"{i} beta" for i in range(9)] + ["ta g"], "alpha be", "ta g"),
+        (["PROMPT"], "alpha beta gamma", None),
+    ],
+)
+def test_b13_stop_text_that_does_not_match_token_edges(
+    stop: Any, text: str, stop_reason: str | None, tmp_path: Path
+) -> None:
+    """Right: cut before the earliest stop text; nothing of it is streamed; the prompt's does not count."""
+    engine = open_engine(fixtures.write_text_chain(tmp_path, [b"al", b"pha be", b"ta ga", b"mma"]))
+    prompt = [*b"PROMPT", fixtures.CHAIN_START]
+    params = greedy(stop=stop)
+    output = engine.generate(prompt, params)[0].outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", stop_reason)
+    assert "".join(engine.stream(prompt, params)) == text
+    assert all(text.startswith(o.outputs[0].text) for o in engine.start_stream(prompt, params))
+    check_all_blocks_are_back(engine)
 
 
 @pytest.mark.parametrize(

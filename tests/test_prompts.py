@@ -142,7 +142,7 @@ def test_a_text_without_end_is_refused_at_once(rand_folder: Path, monkeypatch: p
 
 
 def test_content_in_parts_is_joined(bundled_folder: Path) -> None:
-    prompts = Prompts(Tokenizer.from_folder(bundled_folder), bundled_folder, 2048)
+    prompts = Prompts(Tokenizer.from_folder(bundled_folder), bundled_folder, 2048, 2048)
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "gravity?"}]
     whole = prompts.read_chat([{"role": "user", "content": "What is\ngravity?"}], True)
     assert prompts.read_chat([{"role": "user", "content": parts}], True) == whole

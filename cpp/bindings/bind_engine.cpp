@@ -53,11 +53,15 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 // Python's Engine has one object a request, with these attributes:
 //   request_id  str
 //   received    list of what the steps said: StepOutput; or just the token, an int, where it is the first sequence's
-//               next one and there is no more to say; an aborted request's last element is the time, a float
+//               next one and there is no more to say; an aborted request's last element is the time, a float.
+//               With stop strings each is a StepOutput, because any may turn out to be the last and needs its time
 //   finished    bool: nothing more will come
 //   owner       None when step() reports the request
-// and three containers of them:
+//   reported    the number of elements of `received` that the last report of step() was made of
+//   has_stops   bool: it has stop strings, which only Python finds; stop_sequence() then ends the sequence
+// and four containers of them:
 //   requests    {id: request}: all that are not finished
+//   watched     {id: request}: those of them that have stop strings
 //   moved       {id: request}: those without owner that step() has to report
 //   ready       list of RequestOutput: reports that step() made and has not returned yet
 //
@@ -92,26 +96,30 @@ void erase(const py::dict& requests, const py::str& id) {
   if (requests.contains(id) && PyDict_DelItem(requests.ptr(), id.ptr()) != 0) throw py::error_already_set();
 }
 
-void end(const py::dict& requests, const py::str& id) {
+void end(const py::dict& requests, const py::dict& watched, const py::str& id) {
   requests[id].attr("finished") = true;
   erase(requests, id);
+  erase(watched, id);
 }
 
-void add_request(Engine& engine, const py::dict& requests, const py::dict& moved, const py::list& ready,
-                 const py::object& request, std::vector<int32_t> prompt, const SamplingParams& params) {
+void add_request(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved,
+                 const py::list& ready, const py::object& request, std::vector<int32_t> prompt,
+                 const SamplingParams& params) {
   const py::str id = request.attr("request_id");
   if (moved.contains(id) || contains(ready, id))
     throw InvalidRequestError(str("request_id '", std::string(id), "' is in use: step() has not reported its end yet"));
+  const bool has_stops = request.attr("has_stops").cast<bool>();
   engine.add_request(id, std::move(prompt), params);
   requests[id] = request;
+  if (has_stops) watched[id] = request;
 }
 
-bool abort_request(Engine& engine, const py::dict& requests, const py::dict& moved, const py::list& ready,
-                   const py::str& id) {
+bool abort_request(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved,
+                   const py::list& ready, const py::str& id) {
   const bool found = engine.abort_request(id);
   if (requests.contains(id)) {
     requests[id].attr("received").cast<py::list>().append(monotonic_time());
-    end(requests, id);
+    end(requests, watched, id);
   }
   erase(moved, id);
   for (py::size_t i = ready.size(); i-- > 0;)
@@ -120,8 +128,19 @@ bool abort_request(Engine& engine, const py::dict& requests, const py::dict& mov
   return found;
 }
 
+// For a sequence whose received tokens contain a stop string: `received` says all about it already. Since the caller
+// looked, a signal handler may have ended the request and given its id to another one, which is left alone then.
+bool stop_sequence(Engine& engine, const py::dict& requests, const py::dict& watched, const py::object& request,
+                   int64_t index) {
+  const py::str id = request.attr("request_id");
+  if (!requests.contains(id) || !request.is(requests[id])) return false;
+  const bool stopped = engine.stop_sequence(id, index);
+  if (!engine.has_request(id)) end(requests, watched, id);
+  return stopped;
+}
+
 // The GIL is free while the step computes.
-void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
+void step(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved) {
   std::vector<StepOutput> outputs;
   {
     py::gil_scoped_release release;
@@ -134,7 +153,7 @@ void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
     const py::object request = requests[id];
     if (output.finish_reason != FinishReason::kNone && !engine.has_request(output.request_id)) ended.push_back(id);
     auto received = request.attr("received").cast<py::list>();
-    if (is_just_a_token(output, received)) {
+    if (is_just_a_token(output, received) && (watched.empty() || !watched.contains(id))) {
       received.append(output.token);
     } else {
       received.append(TimedOutput{std::move(output), time});
@@ -142,7 +161,8 @@ void step(Engine& engine, const py::dict& requests, const py::dict& moved) {
     if (request.attr("owner").is_none()) moved[id] = request;
   }
   for (const py::str& id : ended)
-    if (requests.contains(id)) end(requests, id);  // once, also when several of its sequences ended in this step
+    if (requests.contains(id))
+      end(requests, watched, id);  // once, also when several of its sequences ended in this step
 }
 
 // Between the making of `output` and this call a signal handler may have run and called the engine. Then the request
@@ -153,6 +173,7 @@ void make_ready(const py::dict& moved, py::list& ready, const py::object& reques
   if (!moved.contains(id) || !request.is(moved[id])) return;
   if (request.attr("received").cast<py::list>().size() != count) return;
   ready.append(output);
+  request.attr("reported") = count;
   erase(moved, id);
 }
 
@@ -294,11 +315,13 @@ void bind_engine(py::module_& m) {
   py::class_<Engine>(m, "Engine", "See tiny_vllm.Engine. Not for two callers at once.")
       .def(py::init(&make_engine), py::arg("config_json"), py::arg("source"), py::arg("folder"), py::arg("options"),
            py::arg("progress") = py::none())
-      .def("add_request", &add_request, py::arg("requests"), py::arg("moved"), py::arg("ready"), py::arg("request"),
-           py::arg("prompt_token_ids"), py::arg("params"))
-      .def("abort_request", &abort_request, py::arg("requests"), py::arg("moved"), py::arg("ready"),
+      .def("add_request", &add_request, py::arg("requests"), py::arg("watched"), py::arg("moved"), py::arg("ready"),
+           py::arg("request"), py::arg("prompt_token_ids"), py::arg("params"))
+      .def("abort_request", &abort_request, py::arg("requests"), py::arg("watched"), py::arg("moved"), py::arg("ready"),
            py::arg("request_id"))
-      .def("step", &step, py::arg("requests"), py::arg("moved"),
+      .def("stop_sequence", &stop_sequence, py::arg("requests"), py::arg("watched"), py::arg("request"),
+           py::arg("index"), "Ends one sequence, because its text has a stop string. False if it has ended already.")
+      .def("step", &step, py::arg("requests"), py::arg("watched"), py::arg("moved"),
            "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
       .def_static(
           "make_ready", &make_ready, py::arg("moved"), py::arg("ready"), py::arg("request"), py::arg("output"),

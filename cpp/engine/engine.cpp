@@ -170,6 +170,16 @@ bool Engine::abort_request(const std::string& id) {
   return true;
 }
 
+bool Engine::stop_sequence(const std::string& id, int64_t index) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || index < 0 || index >= std::ssize(it->second.sequences)) return false;
+  Request& request = *it->second.sequences[index];
+  if (request.state == RequestState::kFinished) return false;
+  finish(request, FinishReason::kStop);
+  if (it->second.num_unfinished == 0) requests_.erase(it);
+  return true;
+}
+
 std::vector<StepOutput> Engine::step() {
   std::vector<StepOutput> outputs;
   std::erase_if(flights_, [](const Flight& flight) {

@@ -21,7 +21,7 @@ from tiny_vllm.errors import (
     OutOfMemoryError,
 )
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 
 __version__: str = _core.build_info()["version"]
 
@@ -38,6 +38,7 @@ __all__ = [
     "OutOfMemoryError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "__version__",
 ]

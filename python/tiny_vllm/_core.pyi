@@ -423,10 +423,28 @@ class SamplingParams:
     def validate(self, vocab_size: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     @property
+    def allowed_token_ids(self) -> list[int]:
+        ...
+    @allowed_token_ids.setter
+    def allowed_token_ids(self, arg0: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        ...
+    @property
+    def bad_words(self) -> list[list[int]]:
+        ...
+    @bad_words.setter
+    def bad_words(self, arg0: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]]) -> None:
+        ...
+    @property
     def frequency_penalty(self) -> float:
         ...
     @frequency_penalty.setter
     def frequency_penalty(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def logit_bias(self) -> list[tuple[int, float]]:
+        ...
+    @logit_bias.setter
+    def logit_bias(self, arg0: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]]) -> None:
         ...
     @property
     def logprobs(self) -> int | None:
@@ -445,6 +463,12 @@ class SamplingParams:
         ...
     @min_p.setter
     def min_p(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        ...
+    @property
+    def min_tokens(self) -> int:
+        ...
+    @min_tokens.setter
+    def min_tokens(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     @property
     def n(self) -> int:
@@ -649,9 +673,9 @@ class Engine:
         """
     def __init__(self, config_json: str, source: str, folder: str, options: EngineOptions, progress: typing.Any = None) -> None:
         ...
-    def abort_request(self, requests: dict, moved: dict, ready: list, request_id: str) -> bool:
+    def abort_request(self, requests: dict, watched: dict, moved: dict, ready: list, request_id: str) -> bool:
         ...
-    def add_request(self, requests: dict, moved: dict, ready: list, request: typing.Any, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams) -> None:
+    def add_request(self, requests: dict, watched: dict, moved: dict, ready: list, request: typing.Any, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams) -> None:
         ...
     def check_invariants(self) -> None:
         ...
@@ -661,9 +685,13 @@ class Engine:
         ...
     def metrics(self) -> dict:
         ...
-    def step(self, requests: dict, moved: dict) -> None:
+    def step(self, requests: dict, watched: dict, moved: dict) -> None:
         """
         Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.
+        """
+    def stop_sequence(self, requests: dict, watched: dict, request: typing.Any, index: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Ends one sequence, because its text has a stop string. False if it has ended already.
         """
     def take_profile(self) -> list[KernelRecord]:
         """

@@ -27,15 +27,26 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
     ):
         """The output continues the prompt: its first word keeps its space, and a character that the prompt
-        left unfinished belongs to the output. With `skip_special_tokens`, special tokens give no text.
+        left unfinished belongs to the output. With `skip_special_tokens`, special tokens give no text; else,
+        without `spaces_between_special_tokens`, what the decoder puts between two of them is left out. As in
+        vLLM, that concerns all tokens that were added to the vocabulary.
         """
         self._pieces: list[str] = []
         self._finished = False
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._bare: dict[int, str] = {}  # tokens that are shown as they are after another one of them
+        if not skip_special_tokens and not spaces_between_special_tokens:
+            added = tokenizer.backend.get_added_tokens_decoder()
+            self._bare = {token_id: token.content for token_id, token in added.items()}
+        self._last_is_bare = False
         self._method: _Bytes | _Window
         if tokenizer.is_byte_level:
             self._method = _Bytes(tokenizer, prompt_ids)
@@ -48,8 +59,17 @@ class Detokenizer:
             raise InternalError("Detokenizer.add after finish")
         # A skipped token, or the id of a padding row, is as good as absent: the bytes around it may still
         # form one character.
-        piece = self._method.add([i for i in ids if self._has_text(i)])
+        shown = [i for i in ids if self._has_text(i)]
+        piece = "".join(map(self._add_one, shown)) if self._bare else self._method.add(shown)
         self._pieces.append(piece)
+        return piece
+
+    def _add_one(self, token_id: int) -> str:
+        piece = self._method.add([token_id])
+        is_bare = token_id in self._bare
+        if is_bare and self._last_is_bare:
+            piece = self._bare[token_id]
+        self._last_is_bare = is_bare
         return piece
 
     def _has_text(self, token_id: int) -> bool:

@@ -18,7 +18,7 @@ from tiny_vllm.model_files import read_config_json, resolve_model
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.prompts import Message, Prompt, Prompts, is_single, require_list_of_messages
 from tiny_vllm.requests import Owner, OwnerRef, Request, Stream, TextStream, checked_id, refused
-from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 from tiny_vllm.tokenizer import Tokenizer, load_generation_config
 from tiny_vllm.turns import Turns
 
@@ -91,9 +91,12 @@ class Engine:
         for note in info["notes"]:
             warnings.warn(note, stacklevel=2)
         self._max_num_seqs: int = info["max_num_seqs"]
-        self._prompts = Prompts(self.tokenizer, self.model_folder, info["max_total_len"])
-        # The first three are changed by the core alone; cpp/bindings/bind_engine.cpp says what they are.
+        self._prompts = Prompts(
+            self.tokenizer, self.model_folder, info["max_total_len"], info["max_model_len"]
+        )
+        # The first four are changed by the core alone; cpp/bindings/bind_engine.cpp says what they are.
         self._requests: dict[str, Request] = {}
+        self._watched: dict[str, Request] = {}
         self._moved: dict[str, Request] = {}
         self._ready: list[RequestOutput] = []
         self._dropped: list[OwnerRef] = []  # owners that are gone; their requests are still to be ended
@@ -142,9 +145,10 @@ class Engine:
         self._add(checked_id(request_id), prompt, self._checked_params(sampling_params), None)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; returns the requests of :meth:`add_request` that have moved on, with all they have.
+        """Runs one step; returns the requests of :meth:`add_request` that have moved on.
 
-        Also those that somebody else's step moved on. Each end is reported once.
+        Each with what its ``output_kind`` says, by default with all it has. Also those that somebody else's
+        step moved on. Each end is reported once.
         """
         self._call(self._step_and_report)
         empty: list[RequestOutput] = []
@@ -153,18 +157,32 @@ class Engine:
         return ready
 
     def _step_and_report(self) -> None:
-        self._core.step(self._requests, self._moved)
+        self._run_step()
         for request in tuple(self._moved.values()):
+            only_the_end = request.params.output_kind is RequestOutputKind.FINAL_ONLY
+            if only_the_end and not request.finished:
+                continue
             count = len(request.received)
-            output = request.output(count)
+            output = request.output(count, request.reported)
             self._core.make_ready(self._moved, self._ready, request, output, count)
+
+    def _run_step(self) -> None:
+        self._stop_sequences()  # those of the last step, if Ctrl-C came before it was done with them
+        self._core.step(self._requests, self._watched, self._moved)
+        self._stop_sequences()
+
+    def _stop_sequences(self) -> None:
+        """Ends the sequences whose text has come to a stop string: the core knows nothing of text."""
+        for request in tuple(self._watched.values()):
+            for index in request.stopped():
+                self._core.stop_sequence(self._requests, self._watched, request, index)
 
     def abort_request(self, request_id: str) -> None:
         """Ends a request and gives its memory back. Unknown and finished ids are ignored."""
         self._call(self._abort, checked_id(request_id))
 
     def _abort(self, request_id: str) -> None:
-        self._core.abort_request(self._requests, self._moved, self._ready, request_id)
+        self._core.abort_request(self._requests, self._watched, self._moved, self._ready, request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether :meth:`step` has work to do, or an end to report."""
@@ -261,7 +279,8 @@ class Engine:
         require_list_of_messages(messages)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Any = messages if several else [messages]
-        prompts = [self._prompts.read_chat(c, add_generation_prompt) for c in conversations]
+        is_cut = _truncates(sampling_params)
+        prompts = [self._prompts.read_chat(c, add_generation_prompt, is_cut) for c in conversations]
         return self.generate(prompts, sampling_params, progress=progress)
 
     # ---- text as it comes ----------------------------------------------------------------------------------
@@ -280,17 +299,22 @@ class Engine:
         params = self._checked_params(sampling_params)
         if params.n != 1:
             raise InvalidRequestError("n must be 1 for stream(); use add_request() and step() for more")
+        if params.output_kind is RequestOutputKind.DELTA:
+            params.output_kind = RequestOutputKind.CUMULATIVE  # TextStream finds out what is new itself
         return TextStream(self._start_stream(prompt, params))
 
     def start_stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Like :meth:`stream`, but yields the growing :class:`RequestOutput` whenever it has grown."""
+        """Like :meth:`stream`, but yields the growing :class:`RequestOutput` whenever it has grown.
+
+        Or what is new, or only the end: ``output_kind`` says which.
+        """
         return self._start_stream(prompt, self._checked_params(sampling_params))
 
     def _start_stream(self, prompt: Any, params: SamplingParams) -> Stream:
         if isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            prompt = self._prompts.read_chat(prompt, add_generation_prompt=True)
+            prompt = self._prompts.read_chat(prompt, True, _truncates(params))
         stream = Stream(self._dropped, self._step_if, lambda owner: self._call(self._end, owner))
         try:
             stream.request = self._add(self._new_id(), prompt, params, stream)
@@ -349,7 +373,7 @@ class Engine:
 
         def step() -> None:
             if wanted():
-                self._core.step(self._requests, self._moved)
+                self._run_step()
 
         self._call(step)
 
@@ -377,14 +401,25 @@ class Engine:
         return request_id
 
     def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, owner: Owner | None) -> Request:
-        text, ids = self._prompts.read(prompt)
+        text, ids = self._prompts.read(prompt, params.truncate_prompt_tokens)
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError(
+                f"stop needs text, and {self.model_folder} has no tokenizer; use stop_token_ids"
+            )
         request = Request(request_id, text, ids, params, self.tokenizer, owner.ref if owner else None)
         if owner is not None:
             owner.request_ids.append(request_id)
-        core_params = params.to_core()
+        core_params = params.to_core(self._prompts.ids_of_words(params.bad_words))
         try:
             self._call(
-                self._core.add_request, self._requests, self._moved, self._ready, request, ids, core_params
+                self._core.add_request,
+                self._requests,
+                self._watched,
+                self._moved,
+                self._ready,
+                request,
+                ids,
+                core_params,
             )
             return request
         except InvalidRequestError:
@@ -411,6 +446,12 @@ def _checked_params(params: object, name: str = "sampling_params") -> SamplingPa
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"{name} must be SamplingParams, got {type(params).__name__}")
     return params.checked_copy()
+
+
+def _truncates(params: object) -> bool:
+    """Whether a prompt that is too long will be cut, for some of the prompts at least."""
+    several = params if isinstance(params, Sequence) and not _is_text(params) else [params]
+    return any(isinstance(p, SamplingParams) and p.truncate_prompt_tokens is not None for p in several)
 
 
 def _require_callable(progress: object) -> None:

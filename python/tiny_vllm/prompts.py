@@ -18,15 +18,30 @@ Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
 
 class Prompts:
-    """Reads prompts for one model. `tokenizer` is None when it has none; `room` is its most tokens."""
+    """Reads prompts for one model. `tokenizer` is None when it has none; `room` is its most tokens, and no
+    more than `max_model_len`.
+    """
 
-    def __init__(self, tokenizer: Tokenizer | None, folder: Path, room: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, folder: Path, room: int, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._folder = folder
         self._room = room
+        self._max_model_len = max_model_len
 
-    def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text (None for ids) and token ids of a prompt. Raises InvalidRequestError."""
+    def read(self, prompt: Prompt, truncate: int | None = None) -> tuple[str | None, list[int]]:
+        """Text (None for ids) and token ids of a prompt: with `truncate` the last ones, as in
+        SamplingParams.truncate_prompt_tokens. The text is not cut. Raises InvalidRequestError.
+        """
+        if truncate is None:
+            return self._read(prompt, is_cut=False)
+        if truncate > self._max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be at most max_model_len, {self._max_model_len}, got {truncate}"
+            )
+        text, ids = self._read(prompt, is_cut=True)
+        return text, ids[-(truncate if truncate > 0 else max(1, self._room - 1)) :]
+
+    def _read(self, prompt: Prompt, is_cut: bool) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             keys = set(prompt)
             if not keys or not keys <= {"prompt", "prompt_token_ids"}:
@@ -46,12 +61,40 @@ class Prompts:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise InvalidRequestError(f"{self._folder} has no tokenizer; give the prompt as token ids")
-            self._check_length(prompt)
+            if not is_cut:
+                self._check_length(prompt)
             return prompt, self._tokenizer.encode(prompt)
         return None, _checked_ids(prompt, "prompt must be text or a list")
 
-    def read_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> dict[str, Any]:
-        """The prompt of a conversation, by the model's own template. Raises InvalidRequestError."""
+    def ids_of_words(self, words: Sequence[str]) -> list[list[int]]:
+        """SamplingParams.bad_words as ids: each word as it stands at the start of a text, and after a space.
+
+        As in vLLM, the second counts only where the space is part of the first token and costs no other.
+        """
+        result: list[list[int]] = []
+        for word in words:
+            if self._tokenizer is None:
+                raise InvalidRequestError(
+                    f"bad_words cannot be used: {self._folder} has no tokenizer to turn them into tokens"
+                )
+            bare, spaced = (
+                self._tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)
+                for prefix in ("", " ")
+            )
+            if not bare:
+                raise InvalidRequestError(f"bad_words: the model's tokenizer has no token for {shown(word)}")
+            result.append(bare)
+            if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
+                result.append(spaced)
+        return result
+
+    def read_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool, is_cut: bool = False
+    ) -> dict[str, Any]:
+        """The prompt of a conversation, by the model's own template. Raises InvalidRequestError.
+
+        With `is_cut` it may be as long as it likes, because read() will cut it.
+        """
         require_list_of_messages(messages)
         if self._tokenizer is None:
             raise InvalidRequestError(f"{self._folder} has no tokenizer, so there is no chat template")
@@ -59,7 +102,8 @@ class Prompts:
             [_with_plain_content(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
         )
-        self._check_length(text)
+        if not is_cut:
+            self._check_length(text)
         # The template writes the begin token itself; encode() must not add a second one.
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": ids}

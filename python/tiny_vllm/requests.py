@@ -10,8 +10,9 @@ from typing import Any
 from tiny_vllm import _core
 from tiny_vllm.detokenizer import Detokenizer
 from tiny_vllm.errors import Error, InvalidRequestError, shown
+from tiny_vllm.output_text import OutputText
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 from tiny_vllm.tokenizer import Tokenizer
 
 
@@ -58,21 +59,34 @@ class Request:
         self.arrival_time = time.monotonic()
         self.received: list[_core.StepOutput | int | float] = []
         self.finished = False
+        self.reported = 0
+        self.has_stops = bool(params.stop)
         self._answer: _Answer | None = None
 
-    def output(self, count: int | None = None) -> RequestOutput:
+    def output(self, count: int | None = None, since: int | None = None) -> RequestOutput:
         """What the first `count` elements of `received` say, or all: the caller's own copy.
 
-        Asked in order, each call does the new part only.
+        With `since` and output_kind DELTA only what the elements from there on say. Asked in order, each call
+        does the new part only.
         """
         answer = self._read(count)
-        output = answer.copy()
+        if since is not None and self.params.output_kind is RequestOutputKind.DELTA:
+            output = answer.delta(since)
+        else:
+            output = answer.copy()
         self._answer = answer
         return output
 
     def catch_up(self) -> None:
         """Does the work of output() as far as it goes now, while the device is busy with the next step."""
         self._answer = self._read(None)
+
+    def stopped(self) -> list[int]:
+        """The sequences whose text has come to a stop string."""
+        answer = self._read(None)
+        stopped = answer.stopped()
+        self._answer = answer
+        return stopped
 
     def _read(self, count: int | None) -> _Answer:
         # It is taken while it changes, in one line without a call: nobody else can come in between.
@@ -92,7 +106,7 @@ class _Answer:
     def __init__(self, request: Request) -> None:
         self.num_applied = 0
         self._params = params = request.params
-        self._tokenizer = tokenizer = request.tokenizer
+        self._tokenizer = tokenizer = request.tokenizer if params.detokenize else None
         self._completions = _empty_completions(params, params.n)
         self._metrics = RequestMetrics(arrival_time=request.arrival_time)
         self._output = RequestOutput(
@@ -103,25 +117,30 @@ class _Answer:
             finished=False,
             metrics=self._metrics,
         )
-        self._detokenizers = [
-            Detokenizer(tokenizer, request.prompt_token_ids) if tokenizer is not None else None
-            for _ in range(params.n)
+        self._texts = [
+            _output_text(tokenizer, request) if tokenizer is not None else None for _ in range(params.n)
         ]
+        self._prompt_logprobs_at = 0  # the element of `received` that brought them
+        # With DELTA, for each element: what its sequences had before, as (index, tokens, characters).
+        self._before: list[list[tuple[int, int, int]]] = []
 
     def apply(self, step: _core.StepOutput | int | float) -> None:
         """Adds what one step said about one of the n sequences.
 
         An int: the next token of the first of them. A float: the request was aborted then.
         """
+        if self._params.output_kind is RequestOutputKind.DELTA:
+            self._remember(step)
         if isinstance(step, int):
             self._append(0, step)
             return
         if isinstance(step, float):
-            for completion in self._completions:
-                if not completion.finished():
-                    self._finish(completion, "abort", None)
-            self._output.finished = True
-            self._metrics.finished_time = step
+            if not self._output.finished:
+                for completion in self._completions:
+                    if not completion.finished():
+                        self._finish(completion, "abort", None)
+                self._output.finished = True
+                self._metrics.finished_time = step
             return
         if step.token >= 0 and self._metrics.first_token_time is None:
             self._metrics.first_token_time = step.time
@@ -133,31 +152,55 @@ class _Answer:
             and (step.token >= 0 or step.prompt_logprobs)  # a step that failed has none
         ):
             self._output.prompt_logprobs = [None, *map(self._logprob_dict, step.prompt_logprobs)]
+            self._prompt_logprobs_at = self.num_applied
         completion = self._completions[step.index]
+        if completion.finished():  # a stop string ended it, and the core had not been told yet
+            return
         if step.token >= 0:
-            self._append(step.index, step.token, is_shown=step.finish_reason != "stop")
+            is_shown = step.finish_reason != "stop" or self._params.include_stop_str_in_output
+            self._append(step.index, step.token, is_shown)
             if completion.logprobs is not None:
                 assert completion.cumulative_logprob is not None
                 completion.logprobs.append(self._logprob_dict(step.logprobs))
                 completion.cumulative_logprob += step.logprobs[0].logprob
-        if step.finish_reason is not None:
+        if step.finish_reason is not None and not completion.finished():
             self._finish(completion, step.finish_reason, step.error or step.stop_token)
-            if all(c.finished() for c in self._completions):
-                self._output.finished = True
-                self._metrics.finished_time = step.time
+        if completion.finished() and all(c.finished() for c in self._completions):
+            self._output.finished = True
+            self._metrics.finished_time = step.time
 
     def _append(self, index: int, token: int, is_shown: bool = True) -> None:
-        completion, detokenizer = self._completions[index], self._detokenizers[index]
+        completion, text = self._completions[index], self._texts[index]
         completion.token_ids.append(token)
-        if detokenizer is not None and is_shown:
-            completion.text += detokenizer.add([token])
+        if text is not None and is_shown:
+            text.add([token], look_for_stop=len(completion.token_ids) > self._params.min_tokens)
+            self._show(completion, text)
 
     def _finish(self, completion: CompletionOutput, reason: str, stop_reason: int | str | None) -> None:
-        detokenizer = self._detokenizers[completion.index]
-        if detokenizer is not None:
-            completion.text += detokenizer.finish()
         completion.finish_reason = reason
         completion.stop_reason = stop_reason
+        text = self._texts[completion.index]
+        if text is not None:
+            # The bytes that waited for a whole character may complete a stop string too.
+            ended_by_itself = reason in ("stop", "length")
+            text.finish(ended_by_itself and len(completion.token_ids) > self._params.min_tokens)
+            self._show(completion, text)
+
+    def _show(self, completion: CompletionOutput, text: OutputText) -> None:
+        completion.text = text.text
+        if text.stop is not None:
+            completion.finish_reason = "stop"
+            completion.stop_reason = text.stop
+
+    def stopped(self) -> list[int]:
+        return [i for i, text in enumerate(self._texts) if text is not None and text.stop is not None]
+
+    def _remember(self, step: _core.StepOutput | int | float) -> None:
+        if isinstance(step, float):
+            changed = [c for c in self._completions if not c.finished()]
+        else:
+            changed = [self._completions[0 if isinstance(step, int) else step.index]]
+        self._before.append([(c.index, len(c.token_ids), len(c.text)) for c in changed if not c.finished()])
 
     def _logprob_dict(self, entries: Sequence[_core.TokenLogprob]) -> dict[int, Logprob]:
         if self._tokenizer is None:
@@ -165,17 +208,43 @@ class _Answer:
         text, raw = self._tokenizer.token_text, self._tokenizer.token_bytes
         return {e.token: Logprob(e.logprob, e.rank, text(e.token), raw(e.token)) for e in entries}
 
+    def delta(self, since: int) -> RequestOutput:
+        """Like copy(), but only what is new after `since` elements. Outputs without news are left out.
+
+        `cumulative_logprob` is that of the whole output all the same, as in vLLM.
+        """
+        before: dict[int, tuple[int, int]] = {}
+        for changes in self._before[since : self.num_applied]:
+            for index, tokens, characters in changes:
+                before.setdefault(index, (tokens, characters))
+        output: RequestOutput = self._copy_frame()
+        if since > self._prompt_logprobs_at:
+            output.prompt_logprobs = None
+        output.outputs = [_shallow_copy(c) for c in self._completions if c.index in before]
+        for completion in output.outputs:
+            tokens, characters = before[completion.index]
+            completion.text = completion.text[characters:]
+            completion.token_ids = completion.token_ids[tokens:]
+            if completion.logprobs is not None:
+                completion.logprobs = [dict(row) for row in completion.logprobs[tokens:]]
+        return output
+
     def copy(self) -> RequestOutput:
         """One that shares nothing that can change: neither later steps nor the caller disturb the other."""
-        output: RequestOutput = _shallow_copy(self._output)
-        output.prompt_token_ids = list(output.prompt_token_ids)
-        if output.prompt_logprobs is not None:
-            output.prompt_logprobs = [None if row is None else dict(row) for row in output.prompt_logprobs]
+        output = self._copy_frame()
         output.outputs = [_shallow_copy(c) for c in self._completions]
         for completion in output.outputs:
             completion.token_ids = list(completion.token_ids)
             if completion.logprobs is not None:
                 completion.logprobs = [dict(row) for row in completion.logprobs]
+        return output
+
+    def _copy_frame(self) -> RequestOutput:
+        """All but the outputs."""
+        output: RequestOutput = _shallow_copy(self._output)
+        output.prompt_token_ids = list(output.prompt_token_ids)
+        if output.prompt_logprobs is not None:
+            output.prompt_logprobs = [None if row is None else dict(row) for row in output.prompt_logprobs]
         output.metrics = _shallow_copy(self._metrics)
         return output
 
@@ -207,18 +276,22 @@ class Stream(Owner, Iterator[RequestOutput]):
         request = self.request
         if request is None:
             raise StopIteration
+        only_the_end = request.params.output_kind is RequestOutputKind.FINAL_ONLY
 
         def nothing_new() -> bool:
-            return len(request.received) <= self._seen and not request.finished and not self._closed
+            if request.finished or self._closed:
+                return False
+            return only_the_end or len(request.received) <= self._seen
 
         try:
             while not self._closed:
                 finished = request.finished  # looked at first: what was received before is in the count
                 count = len(request.received)
                 # From here to the assignment there is no call, so no other thread takes the same.
-                if count > self._seen:
+                seen = self._seen
+                if count > seen and (finished or not only_the_end):
                     self._seen = count
-                    return request.output(count)
+                    return request.output(count, seen)
                 if finished:
                     break
                 self._step_if(nothing_new)
@@ -302,6 +375,17 @@ def refused(
         finished=True,
         metrics=RequestMetrics(arrival_time=now, finished_time=now),
     )
+
+
+def _output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
+    params = request.params
+    detokenizer = Detokenizer(
+        tokenizer,
+        request.prompt_token_ids,
+        params.skip_special_tokens,
+        params.spaces_between_special_tokens,
+    )
+    return OutputText(detokenizer, params.stop, params.include_stop_str_in_output)
 
 
 def _empty_completions(params: SamplingParams, n: int) -> list[CompletionOutput]:

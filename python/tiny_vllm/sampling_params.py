@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.errors import InvalidRequestError, shown
 
 _NOT_YET = (
-    "stop",
-    "include_stop_str_in_output",
-    "bad_words",
-    "min_tokens",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "truncate_prompt_tokens",
-    "output_kind",
     "logits_processors",
     "structured_outputs",
     "guided_decoding",
     "extra_args",
 )
+
+# What concerns text and reports, and so not the core, which knows tokens only.
+_PYTHONS_OWN = (
+    "stop",
+    "include_stop_str_in_output",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "output_kind",
+)
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of ``step()`` and ``start_stream()`` says."""
+
+    CUMULATIVE = 0  # all that the request has so far
+    DELTA = 1  # what is new since its last output
+    FINAL_ONLY = 2  # all, at the end
 
 
 def _integer(name: str, value: object, optional: bool = False) -> None:
@@ -48,6 +57,62 @@ def _number(name: str, value: object) -> None:
         raise InvalidRequestError(f"{name} must be a finite number, got {shown(value)}")
 
 
+def _ids(name: str, value: object) -> list[int]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"{name} must be a list of integers, got {shown(value)}")
+    ids = list(value)
+    for token in ids:
+        _integer(name, token)
+        if not 0 <= token < 2**31:
+            raise InvalidRequestError(f"{name} must be in the vocabulary, got {token}")
+    return ids
+
+
+def _biases(value: object) -> dict[int, float]:
+    """Ids may be written as text, as JSON has them."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"logit_bias must be a dict of token ids and numbers, got {shown(value)}")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 11 else key
+        (token,) = _ids("logit_bias", [token])
+        _number(f"logit_bias of token {token}", bias)
+        if not -100 <= bias <= 100:
+            raise InvalidRequestError(
+                f"logit_bias of token {token} must be in [-100, 100], got {shown(bias)}"
+            )
+        biases[token] = float(bias)
+    return biases
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"bad_words must be a list of texts, got {shown(value)}")
+    words = list(value)
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise InvalidRequestError(f"bad_words must be texts that are not blank, got {shown(word)}")
+    return words
+
+
+def _stops(value: object) -> list[str]:
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"stop must be a text or a list of texts, got {shown(value)}")
+    stops = [value] if isinstance(value, str) else list(value)
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise InvalidRequestError(f"stop must be texts that are not empty, got {shown(stop)}")
+    return stops
+
+
+def _output_kind(value: object) -> RequestOutputKind:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in tuple(RequestOutputKind):
+        raise InvalidRequestError(
+            f"output_kind must be RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY, got {shown(value)}"
+        )
+    return RequestOutputKind(value)
+
+
 class SamplingParams:
     """Parameters of one request.
 
@@ -67,12 +132,33 @@ class SamplingParams:
         max_tokens: most tokens to generate; None means up to ``max_model_len``.
         ignore_eos: go on after the model's end token.
         stop_token_ids: further tokens that end the output; included in ``token_ids``, not in ``text``.
+        min_tokens: before there are so many, neither the model's end token (unless ``ignore_eos``) nor one of
+            ``stop_token_ids`` can be chosen; at most ``max_tokens``.
+        logit_bias: by token id, what is added to its logit; in [-100, 100].
+        allowed_token_ids: only these can be chosen. None: all.
+        bad_words: texts that are not generated: the last token of each is never chosen after its others.
+            Spelt with and without a space before it.
+        stop: a text, or several, that end the output when they appear in it; the output's ``stop_reason``
+            says which. The text ends before it, ``token_ids`` with the token that completed it. Of several
+            the one that ends first counts, and of those that end together the longest. One that ends within
+            the first ``min_tokens`` tokens does not count. Needs ``detokenize``.
+        include_stop_str_in_output: the text includes what ended it: the stop string, or the token (unless
+            that is special, and skipped).
+        detokenize: False gives no text, neither in outputs nor in log probabilities.
+        skip_special_tokens: special tokens give no text.
+        spaces_between_special_tokens: False leaves out what the tokenizer's decoder puts between special
+            tokens that follow each other. Byte-level tokenizers put nothing there.
+        truncate_prompt_tokens: keep only this many tokens of the prompt, the last ones; at most
+            ``max_model_len``. -1: as many as leave room for one new token. None: refuse what is too long.
+        output_kind: what ``step()`` and ``start_stream()`` report; see :class:`RequestOutputKind`.
+            ``generate()`` returns whole outputs always, and ``stream()`` yields new text, or with
+            ``FINAL_ONLY`` all of it at the end.
         logprobs: report the log probability of each chosen token and of this many most likely ones.
         prompt_logprobs: the same for each prompt token but the first.
 
-    As in vLLM the penalties come first, in the order above, then temperature, min_p, top_k, top_p. The
-    history is all of the prompt, cached or not, and the request's own output. Log probabilities are those of
-    the raw logits.
+    As in vLLM the logits are changed by allowed_token_ids, bad_words, min_tokens and logit_bias, then by
+    the penalties in the order above; then come temperature, min_p, top_k, top_p. The history is all of the
+    prompt, cached or not, and the request's own output. Log probabilities are those of the raw logits.
 
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported
@@ -94,6 +180,17 @@ class SamplingParams:
         max_tokens: int | None = 16,
         ignore_eos: bool = False,
         stop_token_ids: Sequence[int] | None = None,
+        min_tokens: int = 0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[str] | None = None,
+        stop: str | Sequence[str] | None = None,
+        include_stop_str_in_output: bool = False,
+        detokenize: bool = True,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         **unsupported: Any,
@@ -122,19 +219,25 @@ class SamplingParams:
                 raise InvalidRequestError(
                     f"{name} must be between 0 and the number of tokens in the vocabulary, got {count}"
                 )
-        if not isinstance(ignore_eos, bool):
-            raise InvalidRequestError(f"ignore_eos must be True or False, got {shown(ignore_eos)}")
-        if stop_token_ids is None:
-            stop_token_ids = ()
-        if isinstance(stop_token_ids, (str, bytes, Mapping)) or not isinstance(stop_token_ids, Iterable):
+        for name, flag in (
+            ("ignore_eos", ignore_eos),
+            ("include_stop_str_in_output", include_stop_str_in_output),
+            ("detokenize", detokenize),
+            ("skip_special_tokens", skip_special_tokens),
+            ("spaces_between_special_tokens", spaces_between_special_tokens),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidRequestError(f"{name} must be True or False, got {shown(flag)}")
+        _integer("truncate_prompt_tokens", truncate_prompt_tokens, optional=True)
+        if truncate_prompt_tokens is not None and not (
+            truncate_prompt_tokens == -1 or truncate_prompt_tokens >= 1
+        ):
             raise InvalidRequestError(
-                f"stop_token_ids must be a list of integers, got {shown(stop_token_ids)}"
+                f"truncate_prompt_tokens must be at least 1, or -1, got {truncate_prompt_tokens}"
             )
-        ids = list(stop_token_ids)
-        for token in ids:
-            _integer("stop_token_ids", token)
-            if not 0 <= token < 2**31:
-                raise InvalidRequestError(f"stop_token_ids must be in the vocabulary, got {token}")
+        _integer("min_tokens", min_tokens)
+        if allowed_token_ids is not None and not _ids("allowed_token_ids", allowed_token_ids):
+            raise InvalidRequestError("allowed_token_ids must not be empty; None allows all")
 
         self.n = n
         self.temperature = float(temperature)
@@ -147,7 +250,22 @@ class SamplingParams:
         self.seed = None if seed == -1 else seed  # as in vLLM
         self.max_tokens = max_tokens
         self.ignore_eos = ignore_eos
-        self.stop_token_ids = ids
+        self.stop_token_ids = [] if stop_token_ids is None else _ids("stop_token_ids", stop_token_ids)
+        self.min_tokens = min_tokens
+        self.logit_bias = None if logit_bias is None else _biases(logit_bias)
+        self.allowed_token_ids = (
+            None if allowed_token_ids is None else _ids("allowed_token_ids", allowed_token_ids)
+        )
+        self.bad_words = [] if bad_words is None else _words(bad_words)
+        self.stop = [] if stop is None else _stops(stop)
+        if self.stop and not detokenize:
+            raise InvalidRequestError("stop needs text, so detokenize must be True; or use stop_token_ids")
+        self.include_stop_str_in_output = include_stop_str_in_output
+        self.detokenize = detokenize
+        self.skip_special_tokens = skip_special_tokens
+        self.spaces_between_special_tokens = spaces_between_special_tokens
+        self.truncate_prompt_tokens = truncate_prompt_tokens
+        self.output_kind = _output_kind(output_kind)
         self.logprobs = logprobs
         self.prompt_logprobs = prompt_logprobs
         # The ranges; those that depend on the vocabulary are checked with the request.
@@ -163,9 +281,13 @@ class SamplingParams:
         """One that later changes of this do not reach. What was assigned is checked like arguments."""
         return SamplingParams(**vars(self))
 
-    def to_core(self) -> _core.SamplingParams:
-        """The same for the C++ core."""
+    def to_core(self, bad_words: Sequence[Sequence[int]] = ()) -> _core.SamplingParams:
+        """The same for the C++ core, which knows tokens only: `bad_words` as ids."""
         core = _core.SamplingParams()
         for name, value in vars(self).items():
-            setattr(core, name, value)
+            if name not in ("logit_bias", "allowed_token_ids", "bad_words", *_PYTHONS_OWN):
+                setattr(core, name, value)
+        core.logit_bias = list((self.logit_bias or {}).items())
+        core.allowed_token_ids = self.allowed_token_ids or []
+        core.bad_words = [list(word) for word in bad_words]
         return core

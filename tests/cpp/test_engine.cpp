@@ -445,5 +445,43 @@ TEST(a_request_that_is_aborted_under_way_leaves_nothing_behind) {
   check_all_free(*engine);
 }
 
+// On a device that is a step ahead, and on one that is not. The other sequence goes on with the tokens it would have.
+TEST(one_sequence_can_be_stopped_and_the_others_go_on) {
+  SamplingBackend::Log log;
+  for (const bool ahead : {false, true}) {
+    const auto engine = make_engine(std::make_unique<SamplingBackend>(log), "continuous", !ahead);
+    SamplingParams params = greedy(6, 2);
+    params.seed = 5;
+    engine->add_request("whole", {1, 2, 3}, params);
+    Answers whole, stopped;
+    while (engine->has_unfinished_requests()) collect(engine->step(), whole);
+    CHECK_EQ(whole.size(), size_t{2});
+
+    engine->add_request("a", {1, 2, 3}, params);
+    CHECK(!engine->stop_sequence("a", 1));  // it has not begun
+    while (stopped[{"a", 1}].tokens.size() < 2) collect(engine->step(), stopped);
+    const int64_t finished = engine->metrics().num_finished;
+    CHECK(engine->stop_sequence("a", 1));
+    CHECK(!engine->stop_sequence("a", 1));
+    CHECK(!engine->stop_sequence("a", 2));
+    CHECK(!engine->stop_sequence("a", -1));
+    CHECK(!engine->stop_sequence("b", 0));
+    CHECK_EQ(engine->metrics().num_finished, finished + 1);
+    CHECK(engine->has_request("a"));
+    while (engine->has_unfinished_requests()) collect(engine->step(), stopped);
+    CHECK((stopped[{"a", 0}].tokens == whole[{"whole", 0}].tokens));
+    CHECK_EQ(stopped[{"a", 1}].tokens.size(), size_t{2});
+    check_all_free(*engine);
+
+    engine->add_request("last", {1, 2, 3}, greedy(6));
+    engine->step();
+    CHECK(engine->stop_sequence("last", 0));
+    CHECK(!engine->has_request("last"));
+    CHECK(!engine->has_unfinished_requests());
+    CHECK(engine->step().empty());
+    check_all_free(*engine);
+  }
+}
+
 }  // namespace
 }  // namespace tiny_vllm
