@@ -46,6 +46,11 @@ def test_the_loop_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> 
     assert output("-c", engine + code, cwd=tmp_path) == block("are the loop that", "text")
 
 
+def test_the_asynchronous_example_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
+    code = block("takes `AsyncEngine`", "python")
+    assert output("-c", code, cwd=tmp_path) == block("takes `AsyncEngine`", "text")
+
+
 def test_every_flag_that_is_shown_exists() -> None:
     known = output("-m", "tiny_vllm", "run", "--help", cwd=steps.ROOT)
     commands = re.findall(r"^bash run\.sh (.*)$", README, re.MULTILINE)

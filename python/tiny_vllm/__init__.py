@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 from tiny_vllm import _core
+from tiny_vllm.async_engine import AsyncEngine
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import (
     DeviceError,
+    EngineStoppedError,
     Error,
     InternalError,
     InvalidRequestError,
@@ -26,10 +28,12 @@ from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 __version__: str = _core.build_info()["version"]
 
 __all__ = [
+    "AsyncEngine",
     "CompletionOutput",
     "DeviceError",
     "Engine",
     "EngineConfig",
+    "EngineStoppedError",
     "Error",
     "InternalError",
     "InvalidRequestError",

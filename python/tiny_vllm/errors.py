@@ -23,6 +23,10 @@ class DeviceError(Error, RuntimeError):
     """A device cannot be used, or one of its calls failed. Says which, and what to do about it."""
 
 
+class EngineStoppedError(Error, RuntimeError):
+    """An AsyncEngine takes no more requests: it was shut down, or its engine failed. Says which, and why."""
+
+
 class InternalError(Error, RuntimeError):
     """A broken promise inside the engine: a bug of tiny_vllm. Please report it with the message."""
 
