@@ -25,8 +25,8 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # With --device cuda their engines and ops are on the GPU; what is about the CPU alone is marked cpu_only.
 TEST_FILES = (
     "test_ops.py", "test_ops_attention.py", "test_sampling_ways.py", "test_sampling.py",
-    "test_sampling_mixed.py", "test_engine.py", "test_tiny_golden.py", "test_golden.py", "test_bug_cases.py",
-    "test_cuda.py", "test_cuda_families.py",
+    "test_sampling_mixed.py", "test_logit_edits.py", "test_engine.py", "test_tiny_golden.py",
+    "test_golden.py", "test_bug_cases.py", "test_cuda.py", "test_cuda_families.py",
 )  # fmt: skip
 
 
