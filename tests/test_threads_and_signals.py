@@ -31,11 +31,11 @@ from helpers import (
     tokens_of,
 )
 from tiny_vllm import engine as engine_module
-from tiny_vllm import prompts, requests, turns
+from tiny_vllm import output_text, prompts, requests, turns
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
 from tiny_vllm.outputs import RequestOutput
-from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -404,8 +404,8 @@ def test_a_handler_calls_the_engine_amid_a_report(
     make_output = requests.Request.output
     left = place
 
-    def output(self: requests.Request, count: int | None = None) -> RequestOutput:
-        made = make_output(self, count)
+    def output(self: requests.Request, count: int | None = None, since: int | None = None) -> RequestOutput:
+        made = make_output(self, count, since)
         nonlocal left
         left -= 1
         if left == 0:
@@ -432,8 +432,8 @@ def test_a_handler_steps_amid_a_report(rand_folder: Path, monkeypatch: pytest.Mo
     make_output = requests.Request.output
     by_handler: list[RequestOutput] = []
 
-    def output(self: requests.Request, count: int | None = None) -> RequestOutput:
-        made = make_output(self, count)
+    def output(self: requests.Request, count: int | None = None, since: int | None = None) -> RequestOutput:
+        made = make_output(self, count, since)
         monkeypatch.undo()
         by_handler.extend(engine.step())
         return made
@@ -552,7 +552,9 @@ def test_a_second_ctrl_c_amid_the_clean_up(rand_folder: Path, monkeypatch: pytes
     check_all_blocks_are_back(engine)
 
 
-PACKAGE_FILES = {inspect.getsourcefile(module) for module in (engine_module, prompts, requests, turns)}
+PACKAGE_FILES = {
+    inspect.getsourcefile(module) for module in (engine_module, output_text, prompts, requests, turns)
+}
 
 
 def ctrl_c_at_line(n: int, call: Callable[[], object]) -> bool:
@@ -629,6 +631,104 @@ def test_ctrl_c_at_any_line_of_step(rand_folder: Path) -> None:
         if not came:
             break
     assert n > 50
+
+
+STOPPING: dict[str, SamplingParams] = {
+    "a": greedy(stop="a bet", logprobs=1),
+    "b": SamplingParams(temperature=0, n=2, stop=["ga", "x"]),
+    "delta": greedy(stop="gam", output_kind=RequestOutputKind.DELTA),
+    "end": greedy(stop="pha b", output_kind=RequestOutputKind.FINAL_ONLY),
+}
+
+
+def collect_texts(engine: Engine, texts: dict[str, str], ends: list[str]) -> None:
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            text = output.outputs[0].text
+            before = texts.get(output.request_id, "")
+            if output.request_id == "delta":
+                text = before + text
+            assert text.startswith(before)
+            texts[output.request_id] = text
+            if output.finished:
+                assert all(c.finish_reason == "stop" for c in output.outputs)
+                ends.append(output.request_id)
+
+
+@pytest.fixture
+def stopping(tmp_path: Path) -> Engine:
+    return open_engine(fixtures.write_text_chain(tmp_path, [b"al", b"pha be", b"ta ga", b"mma"]))
+
+
+def test_ctrl_c_at_any_line_of_step_with_stop_strings(stopping: Engine) -> None:
+    """Each end is reported once, deltas join up, and the core computes no token more."""
+    computed = set()
+    for n in itertools.count(1):
+        before = stopping.metrics()["num_generated_tokens"]
+        for name, p in STOPPING.items():
+            stopping.add_request(name, [fixtures.CHAIN_START], p)
+        texts: dict[str, str] = {}
+        ends: list[str] = []
+        came = ctrl_c_at_line(n, lambda: collect_texts(stopping, texts, ends))  # noqa: B023
+        collect_texts(stopping, texts, ends)
+        assert sorted(ends) == ["a", "b", "delta", "end"], n
+        assert texts == {"a": "alph", "b": "alpha beta ", "delta": "alpha beta ", "end": "al"}, n
+        assert not stopping._watched, n
+        check_all_blocks_are_back(stopping)
+        computed.add(stopping.metrics()["num_generated_tokens"] - before)
+        if not came:
+            break
+    assert n > 100
+    assert len(computed) == 1
+
+
+@pytest.mark.parametrize("after_steps", [1, 2, 3])
+def test_ctrl_c_right_before_the_core_hears_of_a_stop_string(after_steps: int, stopping: Engine) -> None:
+    interrupt(stopping, after_steps)
+    stopping.add_request("a", [fixtures.CHAIN_START], STOPPING["a"])
+    texts: dict[str, str] = {}
+    ends: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        collect_texts(stopping, texts, ends)
+    assert stopping.has_unfinished_requests()
+    collect_texts(stopping, texts, ends)
+    assert (texts, ends) == ({"a": "alph"}, ["a"])
+    assert stopping.metrics()["num_generated_tokens"] == 3
+    check_all_blocks_are_back(stopping)
+
+
+def test_a_handler_gives_the_id_away_before_the_core_hears_of_a_stop_string(
+    stopping: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new request of that name is not the one that is stopped."""
+    stopping.add_request("a", [fixtures.CHAIN_START], STOPPING["a"])
+    find = requests.Request.stopped
+
+    def stopped(self: requests.Request) -> list[int]:
+        found = find(self)
+        if found:
+            monkeypatch.undo()
+            stopping.abort_request("a")
+            stopping.add_request("a", [fixtures.CHAIN_START], greedy(stop="gam"))
+        return found
+
+    monkeypatch.setattr(requests.Request, "stopped", stopped)
+    assert finish(stopping)["a"].outputs[0].text == "alpha beta "
+    check_all_blocks_are_back(stopping)
+
+
+def test_threads_share_a_stream_of_deltas(stopping: Engine) -> None:
+    """Each delta goes to one of them, and together they are the whole."""
+    params = SamplingParams(
+        temperature=0, max_tokens=200, ignore_eos=True, stop="gamX", output_kind=RequestOutputKind.DELTA
+    )
+    whole = stopping.generate([fixtures.CHAIN_START], params)[0].outputs[0]
+    stream = stopping.start_stream([fixtures.CHAIN_START], params)
+    parts = together(*[lambda: list(stream)] * 3)
+    deltas = [output.outputs[0] for part in parts for output in part]
+    assert sum(len(delta.token_ids) for delta in deltas) == len(whole.token_ids) == 200
+    assert sorted("".join(delta.text for delta in deltas)) == sorted(whole.text)
+    assert [delta.finish_reason for delta in deltas].count("length") == 1
 
 
 def adds_and_aborts(engine: Engine) -> None:
