@@ -682,22 +682,70 @@ def test_an_engine_that_nobody_holds_lets_its_thread_end(rand_folder: Path) -> N
     check_all_blocks_are_back(engine)
 
 
+def test_the_sleeping_thread_does_not_hold_the_last_stream(rand_folder: Path) -> None:
+    """It was refused, so it is the last thing that the thread did. No garbage collector is needed."""
+    served: AsyncEngine | None = AsyncEngine.from_engine(open_engine(rand_folder))
+
+    async def refused() -> None:
+        assert served is not None
+        with pytest.raises(InvalidRequestError):
+            await served.generate([999999], greedy(1)).__anext__()
+
+    worker = served._worker
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(refused())
+        served = None
+        worker.thread.join(timeout=60)
+        assert not worker.thread.is_alive()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of another thread here")
+def test_the_thread_sleeps_and_does_not_look_again_and_again(rand_folder: Path) -> None:
+    """A clock that counts the time that the thread computes stands still."""
+    engine = open_engine(rand_folder)
+
+    async def test(served: AsyncEngine) -> None:
+        clock = time.pthread_getcpuclockid(served._worker.thread.ident)  # type: ignore[arg-type]
+        assert (await last_of(served.generate([1, 2, 3], greedy(4)))).finished
+        for _ in range(50):  # at first it may still be on its way to bed
+            before = time.clock_gettime_ns(clock)
+            await asyncio.sleep(0.02)
+            if time.clock_gettime_ns(clock) == before:
+                return
+        raise AssertionError("the clock goes on")
+
+    serve(engine, test)
+
+
 class Broken(Exception):
     pass
+
+
+class BreakingCore:
+    """The core of an engine, whose step() raises when `breaks` is set."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.breaks = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+    def step(self, *containers: Any) -> None:
+        if self.breaks.is_set():
+            raise Broken("the device is gone")
+        self.core.step(*containers)
 
 
 def test_a_step_that_fails_reaches_every_reader(rand_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait, those that look later, those that come later. Nothing hangs, the blocks come back."""
     engine = open_engine(rand_folder)
-    step_if = engine._step_if
-    breaks_now = threading.Event()
-
-    def step(wanted: Callable[[], bool]) -> None:
-        if breaks_now.is_set():
-            raise Broken("the device is gone")
-        step_if(wanted)
-
-    monkeypatch.setattr(engine, "_step_if", step)
+    core = BreakingCore(engine._core)
+    monkeypatch.setattr(engine, "_core", core)
     reason = "the engine failed and takes no more requests: Broken: the device is gone"
 
     async def test(served: AsyncEngine) -> None:
@@ -706,7 +754,7 @@ def test_a_step_that_fails_reaches_every_reader(rand_folder: Path, monkeypatch: 
         away = served.stream([5], FOREVER)
         await away.__anext__()
         await until(lambda: all(stream._seen > 2 for stream in streams))
-        breaks_now.set()
+        core.breaks.set()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineStoppedError)
             assert str(result) == reason
