@@ -178,6 +178,8 @@ wait
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell that runs the tests in the background has switched Ctrl-C off, and bash would keep to that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     for line in process.stdout:
