@@ -94,7 +94,8 @@ def test_other_threads_run_during_a_step(rand_folder: Path) -> None:
     engine = open_engine(rand_folder, max_num_batched_tokens=4096, num_threads=1)
     for i in range(4):
         engine.add_request(str(i), prompt_of(1000, seed=i), greedy(1))
-    assert Counter().during(lambda: engine._core.step(engine._requests, engine._moved)) > BY_CHANCE
+    containers = engine._requests, engine._watched, engine._moved
+    assert Counter().during(lambda: engine._core.step(*containers)) > BY_CHANCE
     assert len(engine.step()) == 4
 
 
