@@ -104,7 +104,7 @@ def test_lists_of_sampling_params(engine: Engine) -> None:
         ("temperature", float("nan")),
         ("max_tokens", "x"),
         ("seed", 10**30),
-        ("stop", ["a"]),
+        ("stop", [1]),
         ("stop_token_ids", [-1]),
         ("logprobs", 10**6),
     ],
