@@ -4,31 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "base/error.h"
+#include "backend/checks.h"
 
 namespace tiny_vllm {
-namespace {
-
-void check_sizes(const StepBatch& batch) {
-  const int64_t tokens = batch.num_tokens(), requests = batch.num_requests(), rows = std::ssize(batch.logits_rows);
-  const auto check = [](const char* name, size_t size, int64_t expected) {
-    TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ",
-             expected);
-  };
-  check("positions", batch.positions.size(), tokens);
-  check("slot_mapping", batch.slot_mapping.size(), tokens);
-  check("query_start", batch.query_start.size(), requests + 1);
-  check("block_tables", batch.block_tables.size(), requests * batch.block_table_width);
-  if (!batch.sampling.empty()) check("sampling", batch.sampling.size(), rows);
-  if (!batch.token_counts_start.empty()) check("token_counts_start", batch.token_counts_start.size(), rows + 1);
-  if (!batch.token_biases_start.empty()) check("token_biases_start", batch.token_biases_start.size(), rows + 1);
-  TV_CHECK(batch.query_start.front() == 0 && batch.query_start.back() == tokens &&
-               std::is_sorted(batch.query_start.begin(), batch.query_start.end()),
-           "StepBatch.query_start must rise from 0 to ", tokens);
-}
-
-}  // namespace
-
 char* StepUpload::begin(Channel& channel, int64_t bytes) {
   Channel::Staging& staging = channel.staging[channel.next];
   staging.copied.wait();
@@ -55,7 +33,7 @@ const T* StepUpload::upload(Channel& channel, const std::vector<T>& values) {
 }
 
 DeviceBatch StepUpload::upload(const StepBatch& batch, const std::optional<Padding>& padding) {
-  check_sizes(batch);
+  check_batch(batch);
   const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
   DeviceBatch d;
   d.num_tokens = padding ? padding->rows : tokens;

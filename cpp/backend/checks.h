@@ -1,9 +1,11 @@
-// What both backends ask of the tensors that their ops are given.
+// What both backends ask of the steps and tensors that they are given.
 #pragma once
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 
+#include "backend/step_batch.h"
 #include "base/error.h"
 #include "base/tensor.h"
 
@@ -18,6 +20,25 @@ inline void check_shape(const char* name, const Tensor& t, std::initializer_list
 
 inline void check_dtype(const char* name, const Tensor& t, DType dtype) {
   TV_CHECK(t.dtype == dtype, name, " is ", name_of(t.dtype), ", expected ", name_of(dtype));
+}
+
+// The arrays of a step have the sizes that its tokens and requests ask for.
+inline void check_batch(const StepBatch& batch) {
+  const int64_t tokens = batch.num_tokens(), requests = batch.num_requests(), rows = std::ssize(batch.logits_rows);
+  const auto check = [](const char* name, size_t size, int64_t expected) {
+    TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ",
+             expected);
+  };
+  check("positions", batch.positions.size(), tokens);
+  check("slot_mapping", batch.slot_mapping.size(), tokens);
+  check("query_start", batch.query_start.size(), requests + 1);
+  check("block_tables", batch.block_tables.size(), requests * batch.block_table_width);
+  if (!batch.sampling.empty()) check("sampling", batch.sampling.size(), rows);
+  if (!batch.token_counts_start.empty()) check("token_counts_start", batch.token_counts_start.size(), rows + 1);
+  if (!batch.token_biases_start.empty()) check("token_biases_start", batch.token_biases_start.size(), rows + 1);
+  TV_CHECK(batch.query_start.front() == 0 && batch.query_start.back() == tokens &&
+               std::is_sorted(batch.query_start.begin(), batch.query_start.end()),
+           "StepBatch.query_start must rise from 0 to ", tokens);
 }
 
 // Calls fn with a value of the tensor's element type.

@@ -61,17 +61,7 @@ class CpuBackend : public Backend {
   // The batch stays where it is: the caller keeps it alive until the next one.
   DeviceBatch upload(const StepBatch& batch) override {
     const int64_t tokens = batch.num_tokens(), requests = batch.num_requests();
-    const auto check_size = [](const char* name, size_t size, int64_t expected) {
-      TV_CHECK(static_cast<int64_t>(size) == expected, "StepBatch.", name, " has ", size, " entries, expected ",
-               expected);
-    };
-    check_size("positions", batch.positions.size(), tokens);
-    check_size("slot_mapping", batch.slot_mapping.size(), tokens);
-    check_size("query_start", batch.query_start.size(), requests + 1);
-    check_size("block_tables", batch.block_tables.size(), requests * batch.block_table_width);
-    TV_CHECK(batch.query_start.front() == 0 && batch.query_start.back() == tokens &&
-                 std::is_sorted(batch.query_start.begin(), batch.query_start.end()),
-             "StepBatch.query_start must rise from 0 to ", tokens);
+    check_batch(batch);
     return {.num_tokens = tokens,
             .num_requests = requests,
             .num_logits_rows = static_cast<int64_t>(batch.logits_rows.size()),

@@ -142,6 +142,7 @@ void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, con
   const int64_t room = std::max<int64_t>(0, scheduler_->max_total_len() - request->num_prompt_tokens);
   request->max_total_tokens = request->num_prompt_tokens + std::min(params.max_tokens.value_or(room), room);
   request->tokens = std::move(prompt);
+  if (!params.allowed_token_ids.empty()) request->allowed = allowed_bits(params, config.vocab_size);
   request->read_prefix_cache = !params.prompt_logprobs.has_value();
   // Dynamic RoPE turns keys by an angle that depends on the prompt's length: only equal lengths may share blocks.
   if (transformer_->rope().depends_on_length())
@@ -254,30 +255,43 @@ void Engine::take(const Flight& flight, std::vector<StepOutput>& outputs) {
   try {
     const Sampled sampled = backend_->receive(flight.ticket);
     metrics_.forward_seconds += watch.lap();
-    const int64_t count = std::ssize(flight.rows), vocab_size = transformer_->config().vocab_size;
-    for (int64_t i = 0; flight.sampled && i < count; ++i) {
-      Request& request = *flight.rows[i].request;
-      if (request.state == RequestState::kFinished) continue;
-      std::vector<TokenLogprob> logprobs;
-      if (request.params.logprobs)
-        for (int64_t j = 0; j <= std::min(*request.params.logprobs, vocab_size); ++j) {
-          const DeviceLogprob& entry = sampled.logprobs[i * (1 + backend_->max_logprobs()) + j];
-          logprobs.push_back({entry.token, entry.logprob, entry.rank});
-        }
-      append_token(request, sampled.tokens[i], std::move(logprobs), outputs);
-    }
-    for (int64_t begin = 0; !flight.sampled && begin < count; begin += max_logits_rows_) {
-      const int64_t rows = std::min(max_logits_rows_, count - begin);
-      logits_.resize(rows * vocab_size);
-      transformer_->logits(begin, rows, logits_.data());
-      metrics_.forward_seconds += watch.lap();
-      for (int64_t i = 0; i < rows; ++i)
-        take_row(flight.rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
-      metrics_.sample_seconds += watch.lap();
+    if (flight.sampled) {
+      take_tokens(flight, sampled, outputs);
+    } else {
+      take_logits(flight, watch, outputs);
     }
     metrics_.sample_seconds += watch.lap();
   } catch (const std::exception& error) {
     give_up(flight, error.what(), outputs);
+  }
+}
+
+// What the device chose.
+void Engine::take_tokens(const Flight& flight, const Sampled& sampled, std::vector<StepOutput>& outputs) {
+  const int64_t vocab_size = transformer_->config().vocab_size, width = 1 + backend_->max_logprobs();
+  for (int64_t i = 0; i < std::ssize(flight.rows); ++i) {
+    Request& request = *flight.rows[i].request;
+    if (request.state == RequestState::kFinished) continue;
+    std::vector<TokenLogprob> logprobs;
+    if (request.params.logprobs)
+      for (const DeviceLogprob& entry :
+           sampled.logprobs.subspan(i * width, 1 + std::min(*request.params.logprobs, vocab_size)))
+        logprobs.push_back({entry.token, entry.logprob, entry.rank});
+    append_token(request, sampled.tokens[i], std::move(logprobs), outputs);
+  }
+}
+
+// The host looks at the logits itself, at as many rows at a time as there is room for.
+void Engine::take_logits(const Flight& flight, Stopwatch& watch, std::vector<StepOutput>& outputs) {
+  const int64_t count = std::ssize(flight.rows), vocab_size = transformer_->config().vocab_size;
+  for (int64_t begin = 0; begin < count; begin += max_logits_rows_) {
+    const int64_t rows = std::min(max_logits_rows_, count - begin);
+    logits_.resize(rows * vocab_size);
+    transformer_->logits(begin, rows, logits_.data());
+    metrics_.forward_seconds += watch.lap();
+    for (int64_t i = 0; i < rows; ++i)
+      take_row(flight.rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
+    metrics_.sample_seconds += watch.lap();
   }
 }
 
@@ -367,9 +381,8 @@ void Engine::add_sampling(const std::vector<LogitsRow>& rows, StepBatch& batch) 
     row.last_is_output = position >= request->num_prompt_tokens;
     if (params.logprobs) row.num_logprobs = static_cast<int32_t>(*params.logprobs);
     if (!params.allowed_token_ids.empty()) {
-      const std::vector<uint32_t> bits = allowed_bits(params, transformer_->config().vocab_size);
-      row.allowed = static_cast<int32_t>(std::ssize(batch.allowed) / std::ssize(bits));
-      batch.allowed.insert(batch.allowed.end(), bits.begin(), bits.end());
+      row.allowed = static_cast<int32_t>(batch.allowed.size() / request->allowed.size());
+      batch.allowed.insert(batch.allowed.end(), request->allowed.begin(), request->allowed.end());
     }
     batch.sampling.push_back(row);
 

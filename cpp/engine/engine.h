@@ -155,6 +155,8 @@ class Engine {
   bool start(std::vector<StepOutput>& outputs);
   void launch(const StepPlan& plan, Flight& flight, Stopwatch& watch);
   void take(const Flight& flight, std::vector<StepOutput>& outputs);
+  void take_tokens(const Flight& flight, const Sampled& sampled, std::vector<StepOutput>& outputs);
+  void take_logits(const Flight& flight, Stopwatch& watch, std::vector<StepOutput>& outputs);
   void give_up(const Flight& flight, const char* error, std::vector<StepOutput>& outputs);
   void expect_tokens(const Flight& flight);
   StepBatch make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows) const;

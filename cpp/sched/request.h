@@ -38,6 +38,7 @@ struct Request : std::enable_shared_from_this<Request> {
   int64_t num_preemptions = 0;
   uint64_t last_scheduled_step = 0;  // of the scheduler; who has waited longest goes first when not all can
   uint64_t seed = 0;                 // of this sequence's random numbers
+  std::vector<uint32_t> allowed;     // params.allowed_token_ids as bits, (ceil(V / 32)); empty: all
   TokenCounts counts;                // of the first tokens, where penalties need them
 
   // Makes `counts` those of tokens [0, end).

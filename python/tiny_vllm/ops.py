@@ -243,6 +243,16 @@ def rms_norm(
     return _to_numpy(out)
 
 
+def _check_product(x: Array, weight: Array, bias: Array | None) -> None:
+    """x (T, K), weight (N, K), bias (N) or None."""
+    _check(
+        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
+    )
+    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    if bias is not None:
+        _check_shape("bias", bias, weight.shape[:1])
+
+
 def matmul(
     x: Array,
     weight: Array,
@@ -258,12 +268,7 @@ def matmul(
     out_dtype: the type of x, or float32.
     """
     dtype = _check_types("x", x, weight=weight, **_given(bias=bias))
-    _check(
-        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
-    )
-    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
-    if bias is not None:
-        _check_shape("bias", bias, weight.shape[:1])
+    _check_product(x, weight, bias)
     try:
         result = dtype if out_dtype is None else np.dtype(out_dtype)
     except TypeError:
@@ -291,13 +296,8 @@ def matmul_add(
     The product may be rounded to the type of x before it is added, as in the Hugging Face models.
     """
     _check_types("x", x, out=out, weight=weight, **_given(bias=bias))
-    _check(
-        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
-    )
-    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    _check_product(x, weight, bias)
     _check_shape("out", out, (x.shape[0], weight.shape[0]))
-    if bias is not None:
-        _check_shape("bias", bias, weight.shape[:1])
     ops = _ops(device, isa, num_threads)
     total = _to_device(ops, out)
     bias_on_device = None if bias is None else _to_device(ops, bias)
@@ -322,13 +322,8 @@ def norm_matmul(
     With an activation, act_mul() of that: (T, N/2). A device may do all of it in one kernel.
     """
     dtype = _check_types("x", x, norm_weight=norm_weight, weight=weight, **_given(bias=bias))
-    _check(
-        x.ndim == 2 and weight.ndim == 2, f"x {x.shape} and weight {weight.shape} must have two dimensions"
-    )
-    _check(x.shape[1] == weight.shape[1], f"x has {x.shape[1]} columns, but weight {weight.shape[1]}")
+    _check_product(x, weight, bias)
     _check_shape("norm_weight", norm_weight, x.shape[1:])
-    if bias is not None:
-        _check_shape("bias", bias, weight.shape[:1])
     eps = _real_number("eps", eps, 0)
     rows, columns = x.shape[0], weight.shape[0]
     ops = _ops(device, isa, num_threads)

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "engine/engine.h"
+#include "sample_rows.h"
 
 namespace tiny_vllm {
 namespace {
@@ -113,14 +114,7 @@ class SamplingBackend final : public Wrapped {
     for (int64_t i = begin; i < std::ssize(tokens_); ++i) {
       const SampleRow& row = batch.host->sampling[i];
       const std::span<const float> values(logits.as<float>() + (i - begin) * V, V);
-      SamplingParams params;
-      params.temperature = row.temperature;
-      params.top_k = row.top_k;
-      params.top_p = row.top_p;
-      params.min_p = row.min_p;
-      params.repetition_penalty = row.repetition_penalty;
-      params.presence_penalty = row.presence_penalty;
-      params.frequency_penalty = row.frequency_penalty;
+      SamplingParams params = params_of(row);
       const StepBatch& step = *batch.host;
       for (int32_t b = 0; !step.token_biases_start.empty() && b < std::ssize(step.token_biases); ++b)
         if (b >= step.token_biases_start.at(i) && b < step.token_biases_start.at(i + 1))

@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include "sample/logit_edits.h"
 #include "sample/sampler.h"
+#include "sample_rows.h"
 
 namespace tiny_vllm {
 namespace {
@@ -148,18 +149,6 @@ struct History {
     return result;
   }
 };
-
-SamplingParams params_of(const SampleRow& row) {
-  SamplingParams params;
-  params.temperature = row.temperature;
-  params.top_k = row.top_k;
-  params.top_p = row.top_p;
-  params.min_p = row.min_p;
-  params.repetition_penalty = row.repetition_penalty;
-  params.presence_penalty = row.presence_penalty;
-  params.frequency_penalty = row.frequency_penalty;
-  return params;
-}
 
 // A batch of rows with penalties of all sorts, on the host and on the device.
 struct Batch {
