@@ -182,6 +182,11 @@ interrupted() {
       sleep 0.1
     done
     kill -KILL -- "-$running" 2>/dev/null || true
+    # Also a killed program takes a moment to end.
+    for _ in {1..20}; do
+      kill -0 -- "-$running" 2>/dev/null || break
+      sleep 0.1
+    done
   fi
   [[ -z ${stage:-} ]] || summary+=("interrupted $stage, $((SECONDS - started)) s")
   summarize

@@ -5,7 +5,6 @@
 // groups of banks, and ldmatrix reads them in one go.
 #pragma once
 
-
 #include "backend/backend.h"
 #include "kernels/device.h"
 #include "kernels/tensor_core.h"
