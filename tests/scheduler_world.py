@@ -18,6 +18,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def place_of(request: Request) -> tuple[int, int, int]:
+    return request.priority, request.arrival, request.index
+
+
 @dataclass
 class World:
     policy: str = "continuous"
@@ -157,7 +161,10 @@ class World:
         assert plan.num_tokens == sum(chunk.count for chunk in plan.chunks) <= self.budget
         assert len(set(map(id, scheduled))) == len(scheduled), "one chunk for each request"
         assert plan.chunks or plan.preempted, "nothing happens"
-        assert not (plan.admitted and plan.preempted)
+        if plan.admitted and plan.preempted:  # for somebody who goes before them
+            first = min(r.priority for r in plan.admitted)
+            assert all(r.priority > first for r in plan.preempted)
+            assert not set(map(id, plan.admitted)) & set(map(id, plan.preempted))
         for chunk in plan.chunks:
             assert chunk.request.state == "running"
             assert chunk.start == chunk.request.num_computed_tokens
@@ -174,9 +181,8 @@ class World:
                 assert 0 <= request.num_cached_tokens < request.num_tokens
         for request in plan.preempted:
             assert request.state == "waiting"
-            place = (request.arrival, request.index)
             others = [r for r in running_before if r not in plan.preempted]
-            assert all((r.arrival, r.index) < place for r in others), "newest first"
+            assert all(place_of(r) < place_of(request) for r in others), "the last in order first"
         self.preemptions += len(plan.preempted)
         self.copies += len(plan.copies)
         if plan.admitted:

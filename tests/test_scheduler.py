@@ -45,10 +45,11 @@ class Plan:
     read_prefix_cache: bool
     delay: int  # steps after the request before it
     abort_after: int | None  # steps
+    priority: int = 0
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Plan:
+def requests(draw: st.DrawFn, priorities: tuple[int, ...] = (0,)) -> Plan:
     base = [i % 3 for i in range(48)]  # prompts have beginnings in common, and blocks of equal tokens
     prompt = base[: draw(st.sampled_from([0, 1, 8, 12, 16, 24, 40]))]
     prompt += draw(st.lists(st.integers(0, 1), min_size=1, max_size=8))
@@ -60,6 +61,7 @@ def requests(draw: st.DrawFn) -> Plan:
         read_prefix_cache=draw(st.sampled_from([True, True, False])),
         delay=draw(st.sampled_from([0, 0, 1, 5])),
         abort_after=draw(st.sampled_from([None, None, None, None, None, 0, 1, 2, 7])),
+        priority=draw(st.sampled_from(priorities)),
     )
 
 
@@ -85,6 +87,7 @@ def play(world: World, plans: list[Plan]) -> list[tuple[str, int]]:
             for name in aborts.pop(world.steps, []):
                 world.abort(name)
         options = {"n": plan.n, "cache_salt": plan.salt, "read_prefix_cache": plan.read_prefix_cache}
+        options["priority"] = plan.priority
         if not fits(world, plan):
             with pytest.raises(InvalidRequestError):
                 world.add(str(i), plan.prompt, plan.max_tokens, **options)
@@ -118,6 +121,13 @@ def test_random_traffic(world: World, plans: list[Plan]) -> None:
     demands = sum(p.n * (ceil_div(p.max_tokens, world.block_size) + (p.n > 1)) for p in plans)
     victims = 1 if all(p.n == 1 for p in plans) else world.max_num_seqs
     assert world.preemptions <= demands * victims
+
+
+@settings(max_examples=300, deadline=None)
+@given(world=worlds(), plans=st.lists(requests((0, -1, 5, 5)), min_size=4, max_size=10))
+def test_random_traffic_with_priorities(world: World, plans: list[Plan]) -> None:
+    """All that holds at any time holds, and everybody ends."""
+    play(world, plans)
 
 
 @settings(max_examples=150, deadline=None)
@@ -534,6 +544,76 @@ def test_hits_are_counted_once_for_each_request() -> None:
     world.run()
     assert b.num_cached_tokens == 8
     assert world.blocks.stats["hit_tokens"] == 8
+
+
+# --- Priorities ---
+
+
+@pytest.mark.parametrize("policy", ["continuous", "static"])
+def test_the_smaller_priority_number_is_admitted_first(policy: str) -> None:
+    world = World(policy, max_num_seqs=1)
+    for name, priority in (("a", 3), ("b", -1), ("c", 3), ("d", 0), ("e", -1)):
+        world.add(name, 5, max_tokens=2, priority=priority)
+    world.run()
+    assert world.admitted == ["b", "e", "d", "a", "c"]
+
+
+def test_a_seat_is_taken_from_who_matters_least() -> None:
+    world = World(max_num_seqs=2)
+    low, lower = (
+        world.add("low", 20, max_tokens=30, priority=1),
+        world.add("lower", 20, max_tokens=30, priority=2),
+    )
+    world.step()
+    world.step()
+    urgent = world.add("urgent", 20, max_tokens=3)
+    plan = world.step()
+    assert (plan.preempted, plan.admitted) == ([lower], [urgent])
+    assert world.scheduler.running == [urgent, low]
+    equal = world.add("equal", 20, max_tokens=3, priority=1)
+    assert world.step().preempted == []
+    assert equal.state == "waiting", "nobody gives way to an equal"
+    world.run()
+    assert lower.num_preemptions == 1
+    order = [name for name, _ in sorted(world.finished, key=world.finished.__getitem__)]
+    assert (order[0], order[-1]) == ("urgent", "lower")
+
+
+def test_blocks_are_taken_only_if_that_is_enough() -> None:
+    """A request of 6 blocks, and one free block to spare for each of two that run: 8 of 10."""
+    world = World(num_blocks=10, block_size=4, prefix_caching=False)
+    first, last = world.add("first", 16, max_tokens=8), world.add("last", 8, max_tokens=8, priority=9)
+    world.step()
+    big = world.add("big", 23, max_tokens=1, priority=1)
+    plan = world.step()
+    assert not plan.preempted, "4 blocks are free, and 2 more would not do"
+    assert big.state == "waiting"
+    world.run()
+    assert last.num_preemptions == 0
+
+    world = World(num_blocks=12, block_size=4, prefix_caching=False)
+    first, last = world.add("first", 8, max_tokens=8), world.add("last", 16, max_tokens=8, priority=9)
+    world.step()
+    big = world.add("big", 23, max_tokens=1, priority=1)
+    plan = world.step()
+    assert plan.preempted == [last]
+    assert big in plan.admitted
+    assert first.num_preemptions == 0
+    world.run()
+
+
+def test_what_others_hold_already_need_not_be_free() -> None:
+    """The beginning of the urgent prompt is in blocks of a running request."""
+    world = World(num_blocks=12, block_size=4)
+    text = list(range(16))
+    world.add("one", text, max_tokens=8)
+    low = world.add("low", 8, max_tokens=8, priority=9)
+    world.step()
+    world.step()
+    urgent = world.add("urgent", [*text, 99], max_tokens=1)
+    assert world.step().admitted == [urgent]
+    assert low.num_preemptions == 0
+    world.run()
 
 
 # --- Static batching ---

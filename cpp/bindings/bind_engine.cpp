@@ -4,7 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cstring>
+#include <string_view>
 
 #include "bindings/bindings.h"
 #include "engine/engine.h"
@@ -54,25 +55,22 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 //   request_id  str
 //   received    list of what the steps said: StepOutput; or just the token, an int, where it is the first sequence's
 //               next one and there is no more to say; an aborted request's last element is the time, a float.
-//               With stop strings each is a StepOutput, because any may turn out to be the last and needs its time
+//               Of a watched request each is a StepOutput, because any may turn out to be the last and needs its time
 //   finished    bool: nothing more will come
 //   owner       None when step() reports the request
 //   reported    the number of elements of `received` that the last report of step() was made of
-//   has_stops   bool: it has stop strings, which only Python finds; stop_sequence() then ends the sequence
+//   is_watched  bool: it has stop strings, which only Python finds, and then ends the sequence by stop_sequence(); or
+//   it
+//               is guided, and Python says before each token which ones may come, by allow_tokens()
 // and four containers of them:
 //   requests    {id: request}: all that are not finished
-//   watched     {id: request}: those of them that have stop strings
+//   watched     {id: request}: those of them that are watched
 //   moved       {id: request}: those without owner that step() has to report
 //   ready       list of RequestOutput: reports that step() made and has not returned yet
 //
 // Each function below changes them together with the core, in one call. Python looks at signals between its own
 // instructions only, so Ctrl-C never finds the two apart. For the same reason nothing of Python's runs in here between
 // a change of the core and that of the containers: it could raise.
-
-// Now, in seconds of Python's time.monotonic(), which reads this clock.
-double monotonic_time() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // A step output with the moment it came.
 struct TimedOutput : StepOutput {
@@ -102,23 +100,32 @@ void end(const py::dict& requests, const py::dict& watched, const py::str& id) {
   erase(watched, id);
 }
 
+// A set of tokens as Python has it: a bit each, in words of 32 bits, the lowest first.
+std::vector<uint32_t> bits_of(const py::bytes& allowed) {
+  const std::string_view bytes = allowed;
+  TV_CHECK(bytes.size() % sizeof(uint32_t) == 0, "a set of tokens has ", bytes.size(), " bytes");
+  std::vector<uint32_t> bits(bytes.size() / sizeof(uint32_t));
+  std::memcpy(bits.data(), bytes.data(), bytes.size());
+  return bits;
+}
+
 void add_request(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved,
                  const py::list& ready, const py::object& request, std::vector<int32_t> prompt,
-                 const SamplingParams& params) {
+                 const SamplingParams& params, int64_t priority, const py::bytes& allowed) {
   const py::str id = request.attr("request_id");
   if (moved.contains(id) || contains(ready, id))
     throw InvalidRequestError(str("request_id '", std::string(id), "' is in use: step() has not reported its end yet"));
-  const bool has_stops = request.attr("has_stops").cast<bool>();
-  engine.add_request(id, std::move(prompt), params);
+  const bool is_watched = request.attr("is_watched").cast<bool>();
+  engine.add_request(id, std::move(prompt), params, priority, bits_of(allowed));
   requests[id] = request;
-  if (has_stops) watched[id] = request;
+  if (is_watched) watched[id] = request;
 }
 
 bool abort_request(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved,
                    const py::list& ready, const py::str& id) {
   const bool found = engine.abort_request(id);
   if (requests.contains(id)) {
-    requests[id].attr("received").cast<py::list>().append(monotonic_time());
+    requests[id].attr("received").cast<py::list>().append(steady_seconds());
     end(requests, watched, id);
   }
   erase(moved, id);
@@ -139,6 +146,14 @@ bool stop_sequence(Engine& engine, const py::dict& requests, const py::dict& wat
   return stopped;
 }
 
+// For a sequence of a guided request: which tokens may come as its token number num_output_tokens.
+bool allow_tokens(Engine& engine, const py::dict& requests, const py::object& request, int64_t index,
+                  int64_t num_output_tokens, const py::bytes& allowed) {
+  const py::str id = request.attr("request_id");
+  if (!requests.contains(id) || !request.is(requests[id])) return false;
+  return engine.allow_tokens(id, index, num_output_tokens, bits_of(allowed));
+}
+
 // The GIL is free while the step computes.
 void step(Engine& engine, const py::dict& requests, const py::dict& watched, const py::dict& moved) {
   std::vector<StepOutput> outputs;
@@ -146,7 +161,7 @@ void step(Engine& engine, const py::dict& requests, const py::dict& watched, con
     py::gil_scoped_release release;
     outputs = engine.step();
   }
-  const double time = monotonic_time();
+  const double time = steady_seconds();
   std::vector<py::str> ended;
   for (StepOutput& output : outputs) {
     const py::str id(output.request_id);
@@ -203,6 +218,50 @@ py::dict metrics_of(const Engine& engine) {
   d["forward_seconds"] = m.forward_seconds;
   d["sample_seconds"] = m.sample_seconds;
   return d;
+}
+
+// [sequences, steps] in the form of docs/trace.md, with tokens in place of text. None: they are not recorded.
+py::object events_of(Engine& engine) {
+  const EventLog* log = engine.events();
+  if (!log) return py::none();
+  py::list sequences, steps;
+  for (const SequenceEvents& s : log->sequences()) {
+    py::dict d;
+    d["request_id"] = s.request_id;
+    d["index"] = s.index;
+    d["parent"] = s.parent < 0 ? py::object(py::none()) : py::int_(s.parent);
+    d["priority"] = s.priority;
+    d["arrival"] = s.arrival;
+    d["end"] = s.end < 0 ? py::object(py::none()) : py::float_(s.end);
+    d["finish_reason"] = name_of(s.finish_reason);
+    d["prompt_token_ids"] = s.prompt;
+    sequences.append(d);
+  }
+  for (const StepEvents& s : log->steps()) {
+    py::dict d;
+    d["times"] = py::make_tuple(s.schedule_start, s.forward_start, s.forward_end, s.end);
+    d["num_tokens"] = s.num_tokens;
+    d["running"] = s.num_running;
+    d["waiting"] = s.num_waiting;
+    d["free_blocks"] = s.free_blocks;
+    d["cached_blocks"] = s.cached_blocks;
+    d["released"] = s.released;
+    d["preempted"] = s.preempted;
+    d["evicted"] = s.evicted;
+    py::list admitted, tables, copies, chunks, sampled;
+    for (const auto& a : s.admitted) admitted.append(py::make_tuple(a.sequence, a.num_cached_tokens));
+    for (const auto& t : s.tables) tables.append(py::make_tuple(t.sequence, t.first, t.blocks));
+    for (const BlockCopy& c : s.copies) copies.append(py::make_tuple(c.src, c.dst));
+    for (const auto& c : s.chunks) chunks.append(py::make_tuple(c.sequence, c.start, c.count));
+    for (const auto& t : s.sampled) sampled.append(py::make_tuple(t.sequence, t.token, name_of(t.finish_reason)));
+    d["admitted"] = admitted;
+    d["tables"] = tables;
+    d["copies"] = copies;
+    d["chunks"] = chunks;
+    d["sampled"] = sampled;
+    steps.append(d);
+  }
+  return py::make_tuple(sequences, steps);
 }
 
 // Fixed for the life of the engine.
@@ -283,6 +342,8 @@ void bind_engine(py::module_& m) {
       .def_readwrite("kv_cache_memory_bytes", &EngineOptions::kv_cache_memory_bytes)
       .def_readwrite("memory_utilization", &EngineOptions::memory_utilization)
       .def_readwrite("scheduler", &EngineOptions::scheduler)
+      .def_readwrite("scheduling_policy", &EngineOptions::scheduling_policy)
+      .def_readwrite("record_events", &EngineOptions::record_events)
       .def_readwrite("enable_prefix_caching", &EngineOptions::enable_prefix_caching)
       .def_readwrite("enable_chunked_prefill", &EngineOptions::enable_chunked_prefill);
 
@@ -316,11 +377,15 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("config_json"), py::arg("source"), py::arg("folder"), py::arg("options"),
            py::arg("progress") = py::none())
       .def("add_request", &add_request, py::arg("requests"), py::arg("watched"), py::arg("moved"), py::arg("ready"),
-           py::arg("request"), py::arg("prompt_token_ids"), py::arg("params"))
+           py::arg("request"), py::arg("prompt_token_ids"), py::arg("params"), py::arg("priority") = 0,
+           py::arg("allowed") = py::bytes())
       .def("abort_request", &abort_request, py::arg("requests"), py::arg("watched"), py::arg("moved"), py::arg("ready"),
            py::arg("request_id"))
       .def("stop_sequence", &stop_sequence, py::arg("requests"), py::arg("watched"), py::arg("request"),
            py::arg("index"), "Ends one sequence, because its text has a stop string. False if it has ended already.")
+      .def("allow_tokens", &allow_tokens, py::arg("requests"), py::arg("request"), py::arg("index"),
+           py::arg("num_output_tokens"), py::arg("allowed"),
+           "Says which tokens may come next in a sequence of a guided request. False if it has ended.")
       .def("step", &step, py::arg("requests"), py::arg("watched"), py::arg("moved"),
            "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
       .def_static(
@@ -332,6 +397,7 @@ void bind_engine(py::module_& m) {
       .def("check_invariants", [](const Engine& e) { e.scheduler().check_invariants(); })
       .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
            "The kernels that ran since the last call, in order; with EngineOptions.profile, else none.")
+      .def("events", &events_of, "What has happened up to now, as lists: see tiny_vllm.Engine.events().")
       .def("metrics", &metrics_of)
       .def("info", &info_of);
 }

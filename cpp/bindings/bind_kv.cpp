@@ -101,7 +101,7 @@ void bind_block_allocator(py::module_& m) {
 void bind_request(py::module_& m) {
   py::class_<Request, std::shared_ptr<Request>>(m, "Request", "One sequence of tokens on its way through a Scheduler.")
       .def(py::init([](std::string id, Table prompt, int64_t max_tokens, int64_t n, uint64_t arrival,
-                       bool read_prefix_cache, uint64_t cache_salt) {
+                       bool read_prefix_cache, uint64_t cache_salt, int64_t priority) {
              auto r = std::make_shared<Request>();
              r->id = std::move(id);
              r->tokens = std::move(prompt);
@@ -109,15 +109,18 @@ void bind_request(py::module_& m) {
              r->max_total_tokens = r->num_tokens() + max_tokens;
              r->params.n = n;
              r->arrival = arrival;
+             r->priority = priority;
              r->read_prefix_cache = read_prefix_cache;
              r->cache_salt = cache_salt;
              return r;
            }),
            py::arg("id"), py::arg("prompt"), py::arg("max_tokens"), py::kw_only(), py::arg("n") = 1,
-           py::arg("arrival") = 0, py::arg("read_prefix_cache") = true, py::arg("cache_salt") = 0)
+           py::arg("arrival") = 0, py::arg("read_prefix_cache") = true, py::arg("cache_salt") = 0,
+           py::arg("priority") = 0)
       .def_readonly("id", &Request::id)
       .def_readonly("index", &Request::index)
       .def_readonly("arrival", &Request::arrival)
+      .def_readonly("priority", &Request::priority)
       .def_property_readonly("n", [](const Request& r) { return r.params.n; })
       .def_readonly("tokens", &Request::tokens)
       .def_readonly("num_prompt_tokens", &Request::num_prompt_tokens)

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <span>
 #include <utility>
@@ -69,6 +70,10 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
   if (options_.kv_cache_memory_bytes < 0)
     throw InvalidRequestError(str("kv_cache_memory_bytes must not be negative, got ", options_.kv_cache_memory_bytes));
 
+  if (options_.scheduling_policy != "fcfs" && options_.scheduling_policy != "priority")
+    throw InvalidRequestError(
+        str("scheduling_policy must be fcfs or priority, got '", options_.scheduling_policy, "'"));
+
   ModelConfig config = parse_config(config_json, source);
   const int64_t supported = supported_positions(config);
   if (options_.max_model_len == 0) options_.max_model_len = supported;
@@ -95,6 +100,10 @@ Engine::Engine(const std::string& config_json, const std::string& source, const 
   scheduling.max_model_len = options_.max_model_len;
   scheduling.enable_chunked_prefill = options_.enable_chunked_prefill;
   scheduler_ = make_scheduler(options_.scheduler, scheduling, *allocator_);
+  if (options_.record_events) {
+    log_ = std::make_unique<EventLog>();
+    allocator_->note_evicted();
+  }
 }
 
 Engine::~Engine() = default;
@@ -122,7 +131,8 @@ int64_t Engine::choose_num_blocks(double utilization) const {
   return blocks_per_sequence * options_.max_num_seqs;
 }
 
-void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params) {
+void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
+                         int64_t priority, std::vector<uint32_t> allowed) {
   const ModelConfig& config = transformer_->config();
   if (requests_.count(id) != 0)
     throw InvalidRequestError(str("request_id '", id, "' is in use by an unfinished request"));
@@ -132,9 +142,14 @@ void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, con
       throw InvalidRequestError(
           str("prompt token id ", token, " is outside the vocabulary [0, ", config.vocab_size - 1, "]"));
   params.validate(config.vocab_size);
+  if (priority != 0 && options_.scheduling_policy != "priority")
+    throw InvalidRequestError(str("priority is ", priority,
+                                  ", but scheduling_policy is fcfs; make the engine with "
+                                  "scheduling_policy=\"priority\""));
 
   auto request = std::make_shared<Request>();
   request->id = id;
+  request->priority = priority;
   request->arrival = next_arrival_;
   request->params = params;
   request->num_prompt_tokens = static_cast<int64_t>(prompt.size());
@@ -142,7 +157,11 @@ void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, con
   const int64_t room = std::max<int64_t>(0, scheduler_->max_total_len() - request->num_prompt_tokens);
   request->max_total_tokens = request->num_prompt_tokens + std::min(params.max_tokens.value_or(room), room);
   request->tokens = std::move(prompt);
-  if (!params.allowed_token_ids.empty()) request->allowed = allowed_bits(params, config.vocab_size);
+  if (!allowed.empty()) {
+    guide(*request, std::move(allowed));
+  } else if (!params.allowed_token_ids.empty()) {
+    request->allowed = allowed_bits(params, config.vocab_size);
+  }
   request->read_prefix_cache = !params.prompt_logprobs.has_value();
   // Dynamic RoPE turns keys by an angle that depends on the prompt's length: only equal lengths may share blocks.
   if (transformer_->rope().depends_on_length())
@@ -151,6 +170,7 @@ void Engine::add_request(const std::string& id, std::vector<int32_t> prompt, con
   request->seed = params.seed ? static_cast<uint64_t>(*params.seed) : spread(options_.seed ^ spread(next_arrival_));
 
   scheduler_->add(request.get());
+  if (log_) log_->arrived(*request);
   ++next_arrival_;
   Group group;
   group.num_unfinished = params.n;
@@ -163,11 +183,35 @@ bool Engine::abort_request(const std::string& id) {
   if (it == requests_.end()) return false;
   for (const auto& request : it->second.sequences) {
     if (request->state == RequestState::kFinished) continue;
-    scheduler_->remove(request.get());
-    request->finish_reason = FinishReason::kAbort;
+    end_sequence(*request, FinishReason::kAbort);
   }
   requests_.erase(it);
   ++metrics_.num_aborted;
+  return true;
+}
+
+// From now on the tokens that may come next are these, as far as allowed_token_ids has them too.
+void Engine::guide(Request& request, std::vector<uint32_t> allowed) const {
+  const int64_t vocab_size = transformer_->config().vocab_size;
+  TV_CHECK(std::ssize(allowed) == (vocab_size + 31) / 32, "a set of allowed tokens has ", allowed.size(),
+           " words of 32 bits, for a vocabulary of ", vocab_size);
+  if (!request.params.allowed_token_ids.empty()) {
+    const std::vector<uint32_t> bits = allowed_bits(request.params, vocab_size);
+    std::ranges::transform(allowed, bits, allowed.begin(), std::bit_and<>());
+  }
+  request.allowed = std::move(allowed);
+  request.guided_at = request.num_tokens();
+}
+
+bool Engine::allow_tokens(const std::string& id, int64_t index, int64_t num_output_tokens,
+                          std::vector<uint32_t> allowed) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || index < 0 || index >= std::ssize(it->second.sequences)) return false;
+  Request& request = *it->second.sequences[index];
+  if (request.state == RequestState::kFinished) return false;
+  TV_CHECK(request.is_guided() && request.num_output_tokens() == num_output_tokens, "allowed tokens for token ",
+           num_output_tokens, " of request ", id, "[", index, "], which has ", request.num_output_tokens(), " tokens");
+  guide(request, std::move(allowed));
   return true;
 }
 
@@ -201,20 +245,23 @@ std::vector<StepOutput> Engine::step() {
 // False when there was nothing to start, or when it failed.
 bool Engine::start(std::vector<StepOutput>& outputs) {
   Stopwatch watch;
+  const double start = log_ ? steady_seconds() : 0;
   if (!flights_.empty()) expect_tokens(flights_.back());
   const StepPlan plan = scheduler_->schedule();
   metrics_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
   for (const Request* request : plan.admitted)
     if (request->num_preemptions == 0) metrics_.num_prompt_tokens += request->num_prompt_tokens;
+  Flight flight;
+  if (log_) flight.events = log_->scheduled(*scheduler_, plan, allocator_->take_evicted(), start);
   if (plan.chunks.empty()) return false;
 
-  Flight flight;
   for (const ScheduledChunk& chunk : plan.chunks) flight.requests.push_back(chunk.request->shared_from_this());
   ++metrics_.num_steps;
   try {
     launch(plan, flight, watch);
   } catch (const std::exception& error) {
     give_up(flight, error.what(), outputs);
+    if (log_) log_->ended(flight.events);
     return false;
   }
   flights_.push_back(std::move(flight));
@@ -227,7 +274,7 @@ void Engine::expect_tokens(const Flight& flight) {
   for (int64_t i = 0; i < std::ssize(flight.rows); ++i) {
     Request& request = *flight.rows[i].request;
     if (request.state == RequestState::kFinished || request.num_tokens() + 1 >= request.max_total_tokens) continue;
-    if (request.params.needs_last_token()) continue;
+    if (request.needs_last_token()) continue;
     request.tokens.push_back(-1);
     request.row_of_last_token = i;
   }
@@ -236,9 +283,11 @@ void Engine::expect_tokens(const Flight& flight) {
 void Engine::launch(const StepPlan& plan, Flight& flight, Stopwatch& watch) {
   for (const BlockCopy& copy : plan.copies) transformer_->copy_block(copy.src, copy.dst);
   StepBatch batch = make_batch(plan, flight.rows);
+  require_guidance(flight.rows);
   flight.sampled = device_can_sample(flight.rows);
   if (flight.sampled) add_sampling(flight.rows, batch);
   metrics_.schedule_seconds += watch.lap();
+  if (log_) log_->forward_started(flight.events);
 
   flight.ticket = transformer_->forward(batch);
   scheduler_->commit(plan);
@@ -252,9 +301,11 @@ void Engine::launch(const StepPlan& plan, Flight& flight, Stopwatch& watch) {
 // Waits for the end of the step, and gives each of its requests what it brought.
 void Engine::take(const Flight& flight, std::vector<StepOutput>& outputs) {
   Stopwatch watch;
+  events_ = flight.events;
   try {
     const Sampled sampled = backend_->receive(flight.ticket);
     metrics_.forward_seconds += watch.lap();
+    if (log_) log_->forward_ended(flight.events);
     if (flight.sampled) {
       take_tokens(flight, sampled, outputs);
     } else {
@@ -264,6 +315,7 @@ void Engine::take(const Flight& flight, std::vector<StepOutput>& outputs) {
   } catch (const std::exception& error) {
     give_up(flight, error.what(), outputs);
   }
+  if (log_) log_->ended(flight.events);
 }
 
 // What the device chose.
@@ -289,6 +341,7 @@ void Engine::take_logits(const Flight& flight, Stopwatch& watch, std::vector<Ste
     logits_.resize(rows * vocab_size);
     transformer_->logits(begin, rows, logits_.data());
     metrics_.forward_seconds += watch.lap();
+    if (log_) log_->forward_ended(flight.events);
     for (int64_t i = 0; i < rows; ++i)
       take_row(flight.rows[begin + i], std::span(logits_).subspan(i * vocab_size, vocab_size), outputs);
     metrics_.sample_seconds += watch.lap();
@@ -309,8 +362,7 @@ void Engine::give_up(const Flight& flight, const char* error, std::vector<StepOu
       out.finish_reason = FinishReason::kError;
       out.error = str("the forward pass failed: ", error);
       outputs.push_back(std::move(out));
-      if (sequence) scheduler_->remove(sequence);
-      if (sequence) sequence->finish_reason = FinishReason::kError;
+      if (sequence) end_sequence(*sequence, FinishReason::kError);
       ++metrics_.num_finished;
       --group.num_unfinished;
     }
@@ -355,6 +407,14 @@ StepBatch Engine::make_batch(const StepPlan& plan, std::vector<LogitsRow>& rows)
   return batch;
 }
 
+// Nobody's token is chosen from the set that was allowed for another one.
+void Engine::require_guidance(const std::vector<LogitsRow>& rows) const {
+  for (const auto& [request, position] : rows)
+    if (request->is_guided() && position + 1 >= request->num_prompt_tokens)
+      TV_CHECK(request->guided_at == position + 1, "request ", request->id, "[", request->index,
+               "] was not told what may come as token ", position + 1);
+}
+
 // Only tokens are wanted, and at most as many log probabilities as the device reports; each row is one sequence's.
 bool Engine::device_can_sample(const std::vector<LogitsRow>& rows) const {
   return backend_->can_sample() && std::ranges::all_of(rows, [&](const LogitsRow& row) {
@@ -380,7 +440,7 @@ void Engine::add_sampling(const std::vector<LogitsRow>& rows, StepBatch& batch) 
     row.frequency_penalty = params.frequency_penalty;
     row.last_is_output = position >= request->num_prompt_tokens;
     if (params.logprobs) row.num_logprobs = static_cast<int32_t>(*params.logprobs);
-    if (!params.allowed_token_ids.empty()) {
+    if (!request->allowed.empty()) {
       row.allowed = static_cast<int32_t>(batch.allowed.size() / request->allowed.size());
       batch.allowed.insert(batch.allowed.end(), request->allowed.begin(), request->allowed.end());
     }
@@ -424,9 +484,9 @@ void Engine::take_row(const LogitsRow& row, std::span<const float> logits, std::
 
 void Engine::sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs) {
   const std::span<const int32_t> tokens = request.tokens;
-  const TokenHistory history{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens),
-                             options_.eos_token_ids};
-  const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()}, history);
+  const SampleContext context{tokens.first(request.num_prompt_tokens), tokens.subspan(request.num_prompt_tokens),
+                              options_.eos_token_ids, request.allowed};
+  const int32_t token = sampler_.sample(logits, request.params, {request.seed, request.num_tokens()}, context);
   std::vector<TokenLogprob> logprobs;
   if (token >= 0 && request.params.logprobs) logprobs = sampler_.logprobs(logits, token, *request.params.logprobs);
   append_token(request, token, std::move(logprobs), outputs);
@@ -439,6 +499,7 @@ void Engine::fork(Request& parent) {
     child->index = i;
     child->seed = parent.seed + static_cast<uint64_t>(i);
     scheduler_->fork(&parent, child.get());
+    if (log_) log_->arrived(*child, &parent);
     group.sequences.push_back(std::move(child));
   }
 }
@@ -461,7 +522,7 @@ void Engine::append_token(Request& request, int32_t token, std::vector<TokenLogp
     out.finish_reason = FinishReason::kError;
     out.error = str("no token can be chosen after token ", request.num_tokens(),
                     ": the model's logits are not numbers (NaN or infinity)",
-                    request.params.bans_tokens() ? ", or no token is allowed" : "");
+                    request.params.bans_tokens() || request.is_guided() ? ", or no token is allowed" : "");
   } else {
     request.tokens.push_back(token);
     scheduler_->register_blocks(request);  // its keys and values may be computed already
@@ -477,15 +538,26 @@ void Engine::append_token(Request& request, int32_t token, std::vector<TokenLogp
       out.finish_reason = FinishReason::kLength;
     }
   }
+  if (log_ && token >= 0) log_->sampled(events_, request, token, out.finish_reason);
   if (out.finish_reason != FinishReason::kNone) finish(request, out.finish_reason);
   outputs.push_back(std::move(out));
 }
 
 void Engine::finish(Request& request, FinishReason reason) {
-  scheduler_->remove(&request);
-  request.finish_reason = reason;
+  end_sequence(request, reason);
   ++metrics_.num_finished;
   --requests_.at(request.id).num_unfinished;
+}
+
+void Engine::end_sequence(Request& request, FinishReason reason) {
+  scheduler_->remove(&request);
+  request.finish_reason = reason;
+  if (log_) log_->finished(request, reason);
+}
+
+const EventLog* Engine::events() {
+  if (log_) log_->flush(*scheduler_);
+  return log_.get();
 }
 
 }  // namespace tiny_vllm

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/event_log.h"
 #include "kv/block_allocator.h"
 #include "model/transformer.h"
 #include "sample/sampler.h"
@@ -45,8 +46,10 @@ struct EngineOptions {
   int64_t kv_cache_memory_bytes = 0;         // 0: memory_utilization of what is free
   std::optional<double> memory_utilization;  // none: the backend's default
   std::string scheduler;
+  std::string scheduling_policy;  // fcfs, or priority
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
+  bool record_events = false;
 };
 
 // What a step has to say about one sequence: usually a new token.
@@ -86,9 +89,17 @@ class Engine {
          std::unique_ptr<Backend> backend, const LoadProgress& progress);
   ~Engine();
 
+  // priority: smaller goes first; other than 0 with scheduling_policy "priority" only.
+  // allowed: not empty for a guided request, whose caller says before each token which ones may come, a bit each,
+  // (ceil(V / 32)). These are for the first; allow_tokens() then says it for each sequence and further token.
   // Throws InvalidRequestError: the id is in use, no tokens, a token outside the vocabulary, a parameter out of range,
   // or a prompt that can never fit. The engine is as before then.
-  void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params);
+  void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
+                   int64_t priority = 0, std::vector<uint32_t> allowed = {});
+
+  // For a guided request, after each step that has brought a token: what may come as token number `num_output_tokens`
+  // (from 0) of this sequence. False when it has ended. Throws InternalError when it is another token's turn.
+  bool allow_tokens(const std::string& id, int64_t index, int64_t num_output_tokens, std::vector<uint32_t> allowed);
 
   // Ends all sequences of the request and gives their blocks back. False if there is no such request.
   bool abort_request(const std::string& id);
@@ -113,6 +124,9 @@ class Engine {
   const Transformer& transformer() const { return *transformer_; }
   const Backend& backend() const { return *backend_; }
   std::vector<KernelRecord> take_profile() { return backend_->take_profile(); }
+
+  // With EngineOptions::record_events, what has happened up to now; else null.
+  const EventLog* events();
 
  private:
   // The sequences of one add_request() call, and what is collected for them.
@@ -149,6 +163,7 @@ class Engine {
     std::vector<LogitsRow> rows;
     bool sampled = false;  // the device chooses a token for each row
     int64_t ticket = 0;
+    int64_t events = -1;  // the step's number in the log, if there is one
   };
 
   int64_t choose_num_blocks(double utilization) const;
@@ -166,14 +181,19 @@ class Engine {
   void sample(Request& request, std::span<const float> logits, std::vector<StepOutput>& outputs);
   void append_token(Request& request, int32_t token, std::vector<TokenLogprob> logprobs,
                     std::vector<StepOutput>& outputs);
+  void guide(Request& request, std::vector<uint32_t> allowed) const;
+  void require_guidance(const std::vector<LogitsRow>& rows) const;
   void fork(Request& parent);
   void finish(Request& request, FinishReason reason);
+  void end_sequence(Request& request, FinishReason reason);
 
   EngineOptions options_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Transformer> transformer_;
   std::unique_ptr<BlockAllocator> allocator_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<EventLog> log_;  // null: nobody wants to know
+  int64_t events_ = -1;            // the number in it of the step that is being taken
   Sampler sampler_;
   std::unordered_map<std::string, Group> requests_;
   std::deque<Flight> flights_;  // oldest first

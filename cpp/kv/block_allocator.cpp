@@ -65,6 +65,7 @@ int32_t BlockAllocator::take_block() {
     cached_.pop_front();
     index_.erase(block);  // at once: its new owner is going to overwrite it
     ++stats_.evictions;
+    if (notes_evicted_) evicted_.push_back(block);
   }
   at(block).ref_count = 1;
   at(block).content = kNoContent;

@@ -21,6 +21,7 @@
 #include <list>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kv/prefix_index.h"
@@ -97,6 +98,10 @@ class BlockAllocator {
   }
   const BlockStats& stats() const { return stats_; }
 
+  // From now on, notes which blocks are evicted; take_evicted() says which were since its last call.
+  void note_evicted() { notes_evicted_ = true; }
+  std::vector<int32_t> take_evicted() { return std::exchange(evicted_, {}); }
+
   // Throws InternalError when a block is in two states or in none, or can be found though it should not be.
   void check_invariants() const;
 
@@ -119,6 +124,8 @@ class BlockAllocator {
   std::list<int32_t> cached_;  // least recently used first
   PrefixIndex index_;
   BlockStats stats_;
+  bool notes_evicted_ = false;
+  std::vector<int32_t> evicted_;
 };
 
 }  // namespace tiny_vllm

@@ -78,35 +78,34 @@ float penalized(float logit, int64_t count, const SamplingParams& params) {
 }
 
 std::span<const float> Sampler::edit(std::span<const float> logits, const SamplingParams& params,
-                                     const TokenHistory& history) {
-  const std::vector<TokenBias> biases = token_biases(params, history.output, history.end_tokens);
-  if (biases.empty() && params.allowed_token_ids.empty() && !params.has_penalties()) return logits;
+                                     const SampleContext& context) {
+  const std::vector<TokenBias> biases = token_biases(params, context.output, context.end_tokens);
+  if (biases.empty() && context.allowed.empty() && !params.has_penalties()) return logits;
   edited_.assign(logits.begin(), logits.end());
-  if (!params.allowed_token_ids.empty()) {
-    std::ranges::fill(edited_, -std::numeric_limits<float>::infinity());
-    for (int32_t token : params.allowed_token_ids) edited_[token] = logits[token];
-  }
+  if (!context.allowed.empty())
+    for (size_t token = 0; token < edited_.size(); ++token)
+      if (!(context.allowed[token / 32] >> token % 32 & 1)) edited_[token] = -std::numeric_limits<float>::infinity();
   for (const TokenBias& b : biases) edited_[b.token] += b.bias;
-  if (params.has_penalties()) penalize(params, history);
+  if (params.has_penalties()) penalize(params, context);
   return edited_;
 }
 
-void Sampler::penalize(const SamplingParams& params, const TokenHistory& history) {
+void Sampler::penalize(const SamplingParams& params, const SampleContext& context) {
   counts_.resize(edited_.size());
-  for (int32_t token : history.output) ++counts_[token];
-  for (std::span<const int32_t> tokens : {history.prompt, history.output})
+  for (int32_t token : context.output) ++counts_[token];
+  for (std::span<const int32_t> tokens : {context.prompt, context.output})
     for (int32_t token : tokens)
       if (int32_t& count = counts_[token]; count >= 0) {
         edited_[token] = penalized(edited_[token], count, params);
         count = -1;  // once is enough
       }
-  for (std::span<const int32_t> tokens : {history.prompt, history.output})
+  for (std::span<const int32_t> tokens : {context.prompt, context.output})
     for (int32_t token : tokens) counts_[token] = 0;
 }
 
 int32_t Sampler::sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
-                        const TokenHistory& history) {
-  logits = edit(logits, params, history);
+                        const SampleContext& context) {
+  logits = edit(logits, params, context);
   const int32_t top = argmax(logits);
   if (top < 0 || params.temperature == 0 || params.top_k == 1) return top;
 

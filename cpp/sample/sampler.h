@@ -21,11 +21,13 @@ struct RandomKey {
   int64_t position = 0;  // of the new token in its sequence
 };
 
-// The tokens that penalties look at: all of the prompt, whoever computed it, and what has been generated.
-struct TokenHistory {
+// What the choice depends on beside the logits and the parameters. Penalties look at all of the prompt, whoever
+// computed it, and at what has been generated.
+struct SampleContext {
   std::span<const int32_t> prompt;
   std::span<const int32_t> output;
   std::span<const int32_t> end_tokens = {};  // what ends the output by itself: min_tokens keeps them away
+  std::span<const uint32_t> allowed = {};    // tokens that may be chosen, a bit each, (ceil(V / 32)); empty: all
 };
 
 class Sampler {
@@ -42,7 +44,7 @@ class Sampler {
   // A row without probabilities has no answer: -1 is returned when it contains NaN or +infinity, or only -infinity,
   // which may also mean that no token is allowed.
   int32_t sample(std::span<const float> logits, const SamplingParams& params, const RandomKey& key,
-                 const TokenHistory& history = {});
+                 const SampleContext& context = {});
 
   // The chosen token first, then the `count` most likely ones in order. logits (V).
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, int32_t chosen, int64_t count) const;
@@ -52,8 +54,9 @@ class Sampler {
     int32_t token;
     double weight;  // probability relative to the most likely token
   };
-  std::span<const float> edit(std::span<const float> logits, const SamplingParams& params, const TokenHistory& history);
-  void penalize(const SamplingParams& params, const TokenHistory& history);
+  std::span<const float> edit(std::span<const float> logits, const SamplingParams& params,
+                              const SampleContext& context);
+  void penalize(const SamplingParams& params, const SampleContext& context);
   void keep_top_k(int64_t k);
   void keep_top_p(double p);
 

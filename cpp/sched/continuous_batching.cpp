@@ -3,11 +3,14 @@
 //
 // A step has a budget of max_num_batched_tokens and is filled in this order:
 //   1. Decodes of running requests, one token each: people are reading them.
-//   2. Admission of waiting requests, first come, first served.
+//   2. Admission of waiting requests, in their order: by priority, and among equals first come, first served.
 //   3. Prefills, in chunks.
 //   4. Decodes that did not fit into their share, if something is left.
 //
-// Nobody is starved:
+// "Oldest" and "newest" below mean first and last in that order. A waiting request that lacks a seat or blocks takes
+// them from running ones of a larger priority number, which wait and are computed again later.
+//
+// Among requests of one priority nobody is starved:
 //   - Decodes leave a quarter of the budget to prefills as long as there are any. When there are more decodes than
 //     their share, those who have waited longest go first.
 //   - The oldest prefill gets at least half of what the decodes leave, so an eighth of the budget B. A prompt of P
@@ -20,6 +23,7 @@
 //     fits into the pool (Scheduler::add sees to it), so it ends; then the next one is the oldest.
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "sched/scheduler.h"
 
@@ -34,6 +38,8 @@ class ContinuousBatching : public Scheduler {
   StepPlan schedule() override {
     ++step_;
     StepPlan plan;
+    make_room_for_first(plan);
+    const size_t num_preempted = plan.preempted.size();
     std::vector<Request*> decodes;
     std::vector<Request*> prefills;
     for (Request* request : running_)
@@ -44,7 +50,8 @@ class ContinuousBatching : public Scheduler {
     bring_forward(decodes, decode_share);
 
     schedule_decodes(decodes, decode_share, plan);
-    if (plan.preempted.empty()) admit(prefills, plan);  // who lacks blocks for the old takes in nobody new
+    // Who lacks blocks for the old takes in nobody new.
+    if (plan.preempted.size() == num_preempted) admit(prefills, plan);
     std::erase_if(prefills, is_waiting);
     if (config_.enable_chunked_prefill) {
       schedule_prefill_chunks(prefills, plan);
@@ -59,24 +66,48 @@ class ContinuousBatching : public Scheduler {
   static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
   static bool is_waiting(const Request* request) { return request->state == RequestState::kWaiting; }
 
+  // Preempts requests that the first in the queue goes before by its priority, if it can be admitted then.
+  void make_room_for_first(StepPlan& plan) {
+    if (waiting_.empty() || running_.empty() || running_.back()->priority <= waiting_.front()->priority) return;
+    const Request& first = *waiting_.front();
+    int64_t blocks = allocator_.blocks_for(first.num_tokens());
+    for (int32_t block : find_prefix(first)) blocks -= allocator_.ref_count(block) > 0;  // others hold those anyway
+    int64_t running = num_sequences(running_), free = allocator_.free_blocks();
+    const auto fits = [&] {
+      const int64_t sequences = running + num_sequences(first);
+      return sequences <= config_.max_num_seqs && blocks + reserve_beside(running, sequences) <= free;
+    };
+    size_t count = 0;
+    for (; !fits(); ++count) {
+      if (count == running_.size()) return;
+      const Request& last = *running_[running_.size() - 1 - count];
+      if (last.priority <= first.priority) return;
+      running -= num_sequences(last);
+      for (int32_t block : last.block_table) free += allocator_.ref_count(block) == 1;
+    }
+    for (; count > 0; --count) preempt_last(plan);
+  }
+
   // The first `share` of them, oldest first. When there is no block left for one, the newest running request is
   // preempted, perhaps the one itself. In this order the newest never has tokens in the plan yet.
   void schedule_decodes(const std::vector<Request*>& decodes, int64_t share, StepPlan& plan) {
     for (Request* request : std::span(decodes).first(std::min<size_t>(share, decodes.size()))) {
-      while (!is_waiting(request) && !reserve_blocks(*request, request->num_tokens(), plan)) preempt_newest(plan);
+      while (!is_waiting(request) && !reserve_blocks(*request, request->num_tokens(), plan)) preempt_last(plan);
       if (!is_waiting(request)) schedule_chunk(*request, 1, plan);
     }
   }
 
   // One free block for each running sequence must remain, or else the newcomer would be thrown out again by the next
   // block that somebody needs.
+  static int64_t reserve_beside(int64_t running, int64_t sequences) { return running == 0 ? 0 : sequences; }
+
   void admit(std::vector<Request*>& prefills, StepPlan& plan) {
     int64_t left = budget_left(plan);
     while (!waiting_.empty() && left > 0) {
       Request* request = waiting_.front();
       const int64_t sequences = num_sequences(running_) + num_sequences(*request);
-      if (sequences > config_.max_num_seqs) break;
-      const int64_t reserve = running_.empty() ? 0 : sequences;
+      if (sequences > config_.max_num_seqs || std::ranges::count(plan.preempted, request) > 0) break;
+      const int64_t reserve = reserve_beside(num_sequences(running_), sequences);
       const int64_t max_uncomputed = config_.enable_chunked_prefill ? request->num_tokens() : left;
       if (!try_admit(reserve, max_uncomputed, plan)) break;
       if (!config_.enable_chunked_prefill) left -= request->num_uncomputed_tokens();
@@ -93,7 +124,7 @@ class ContinuousBatching : public Scheduler {
     int64_t left_for_others = left - std::min(ceil_div(left, 2), oldest->num_uncomputed_tokens());
 
     std::stable_sort(prefills.begin() + 1, prefills.end(), [](const Request* a, const Request* b) {
-      return a->num_uncomputed_tokens() < b->num_uncomputed_tokens();
+      return std::pair(a->priority, a->num_uncomputed_tokens()) < std::pair(b->priority, b->num_uncomputed_tokens());
     });
     std::vector<const Request*> computing = {oldest};
     for (Request* request : std::span(prefills).subspan(1)) {

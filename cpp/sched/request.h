@@ -19,7 +19,8 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
 struct Request : std::enable_shared_from_this<Request> {
   std::string id;
   int64_t index = 0;     // which of the n outputs
-  uint64_t arrival = 0;  // order of arrival; the scheduler is first come, first served
+  int64_t priority = 0;  // the smaller number goes first,
+  uint64_t arrival = 0;  // and among equals who came first
   SamplingParams params;
 
   std::vector<int32_t> tokens;         // the prompt, then what was generated
@@ -38,15 +39,20 @@ struct Request : std::enable_shared_from_this<Request> {
   int64_t num_preemptions = 0;
   uint64_t last_scheduled_step = 0;  // of the scheduler; who has waited longest goes first when not all can
   uint64_t seed = 0;                 // of this sequence's random numbers
-  std::vector<uint32_t> allowed;     // params.allowed_token_ids as bits, (ceil(V / 32)); empty: all
+  std::vector<uint32_t> allowed;     // tokens that may come next, a bit each, (ceil(V / 32)); empty: all
+  int64_t guided_at = kNotGuided;    // when its caller says them anew for each token: num_tokens() they are for
   TokenCounts counts;                // of the first tokens, where penalties need them
+  int32_t event_id = -1;             // its number in the engine's EventLog, if there is one
 
   // Makes `counts` those of tokens [0, end).
   void count_tokens(int64_t end) {
     for (int64_t i = counts.num_counted(); i < end; ++i) counts.add(tokens[i], i >= num_prompt_tokens);
   }
 
-  static constexpr int64_t kKnown = -1;
+  static constexpr int64_t kKnown = -1, kNotGuided = -1;
+  bool is_guided() const { return guided_at != kNotGuided; }
+  // Whether the choice of a token depends on which one the last was, and not only on how many there are.
+  bool needs_last_token() const { return is_guided() || params.needs_last_token(); }
   bool last_token_is_known() const { return row_of_last_token == kKnown; }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_output_tokens() const { return num_tokens() - num_prompt_tokens; }

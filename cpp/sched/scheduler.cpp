@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 namespace tiny_vllm {
 
 namespace {
 
-bool arrived_before(const Request* a, const Request* b) {
-  return std::pair(a->arrival, a->index) < std::pair(b->arrival, b->index);
+bool goes_before(const Request* a, const Request* b) {
+  return std::tuple(a->priority, a->arrival, a->index) < std::tuple(b->priority, b->arrival, b->index);
 }
 
-void insert_by_arrival(std::vector<Request*>& queue, Request* request) {
-  queue.insert(std::upper_bound(queue.begin(), queue.end(), request, arrived_before), request);
+void insert_in_order(std::vector<Request*>& queue, Request* request) {
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), request, goes_before), request);
 }
 
 std::string name_of(const Request& request) { return str("request ", request.id, " (output ", request.index, ")"); }
@@ -65,7 +66,7 @@ void Scheduler::add(Request* request) {
   request->max_total_tokens = std::min(request->max_total_tokens, max_total_len());
   check_fits(*request);
   request->state = RequestState::kWaiting;
-  insert_by_arrival(waiting_, request);
+  insert_in_order(waiting_, request);
 }
 
 void Scheduler::remove(Request* request) {
@@ -84,17 +85,18 @@ void Scheduler::fork(Request* parent, Request* child) {
   child->block_table = parent->block_table;
   allocator_.share(child->block_table);
   child->state = RequestState::kRunning;
-  insert_by_arrival(running_, child);
+  insert_in_order(running_, child);
+}
+
+std::vector<int32_t> Scheduler::find_prefix(const Request& request) const {
+  if (!request.read_prefix_cache) return {};
+  return allocator_.find_prefix({}, request.tokens, request.cache_salt, request.num_tokens() - 1);
 }
 
 bool Scheduler::try_admit(int64_t reserve, int64_t max_uncomputed, StepPlan& plan) {
   Request& request = *waiting_.front();
-  std::vector<int32_t> table;
-  if (request.read_prefix_cache) {
-    // The last known token is always computed, because its logits are wanted.
-    table = allocator_.find_prefix({}, request.tokens, request.cache_salt, request.num_tokens() - 1);
-    allocator_.share(table);
-  }
+  std::vector<int32_t> table = find_prefix(request);
+  allocator_.share(table);
   const int64_t found_tokens = static_cast<int64_t>(table.size()) * allocator_.block_size();
   const int64_t missing = allocator_.blocks_for(request.num_tokens()) - static_cast<int64_t>(table.size());
   if (request.num_tokens() - found_tokens > max_uncomputed || missing + reserve > allocator_.free_blocks()) {
@@ -110,19 +112,19 @@ bool Scheduler::try_admit(int64_t reserve, int64_t max_uncomputed, StepPlan& pla
   }
   waiting_.erase(waiting_.begin());
   request.state = RequestState::kRunning;
-  insert_by_arrival(running_, &request);
+  insert_in_order(running_, &request);
   plan.admitted.push_back(&request);
   return true;
 }
 
-void Scheduler::preempt_newest(StepPlan& plan) {
+void Scheduler::preempt_last(StepPlan& plan) {
   Request* request = running_.back();
   TV_CHECK(request->last_scheduled_step != step_, name_of(*request), " is preempted in the step that computes it");
   running_.pop_back();
   release_blocks(*request);
   request->state = RequestState::kWaiting;
   ++request->num_preemptions;
-  insert_by_arrival(waiting_, request);
+  insert_in_order(waiting_, request);
   plan.preempted.push_back(request);
 }
 
@@ -197,9 +199,10 @@ void Scheduler::register_blocks(Request& request) {
 
 void Scheduler::bring_forward(std::vector<Request*>& requests, int64_t count) {
   if (count >= static_cast<int64_t>(requests.size())) return;
-  std::stable_sort(requests.begin(), requests.end(),
-                   [](const Request* a, const Request* b) { return a->last_scheduled_step < b->last_scheduled_step; });
-  std::sort(requests.begin(), requests.begin() + count, arrived_before);
+  std::stable_sort(requests.begin(), requests.end(), [](const Request* a, const Request* b) {
+    return std::pair(a->priority, a->last_scheduled_step) < std::pair(b->priority, b->last_scheduled_step);
+  });
+  std::sort(requests.begin(), requests.begin() + count, goes_before);
 }
 
 int64_t Scheduler::num_sequences(const std::vector<Request*>& requests) {
@@ -226,8 +229,8 @@ void Scheduler::check_invariants() const {
              owners[static_cast<size_t>(b)], " tables and has ", allocator_.ref_count(b), " owners");
   }
   TV_CHECK(num_sequences(running_) <= config_.max_num_seqs, num_sequences(running_), " sequences run");
-  TV_CHECK(std::is_sorted(running_.begin(), running_.end(), arrived_before) &&
-               std::is_sorted(waiting_.begin(), waiting_.end(), arrived_before),
+  TV_CHECK(std::is_sorted(running_.begin(), running_.end(), goes_before) &&
+               std::is_sorted(waiting_.begin(), waiting_.end(), goes_before),
            "a queue is out of order");
 }
 

@@ -87,8 +87,9 @@ class Scheduler {
   void fork(Request* parent, Request* child);
 
   bool has_unfinished() const { return !running_.empty() || !waiting_.empty(); }
-  const std::vector<Request*>& running() const { return running_; }  // in order of arrival
-  const std::vector<Request*>& waiting() const { return waiting_; }  // in order of arrival
+  // Both in the order in which requests have their turn: by priority, and among equals by arrival.
+  const std::vector<Request*>& running() const { return running_; }
+  const std::vector<Request*>& waiting() const { return waiting_; }
   const SchedulerConfig& config() const { return config_; }
   const BlockAllocator& allocator() const { return allocator_; }
 
@@ -113,6 +114,10 @@ class Scheduler {
 
   int64_t budget_left(const StepPlan& plan) const { return config_.max_num_batched_tokens - plan.num_tokens; }
 
+  // Blocks of the cache that hold the beginning of the request's known tokens. The last known token is never among
+  // them: it is always computed, because its logits are wanted.
+  std::vector<int32_t> find_prefix(const Request& request) const;
+
   // Looks for a cached prefix and allocates blocks for all other known tokens of the first waiting request, so that
   // its prefill cannot fail midway; then it runs. False, and no change, when fewer than `reserve` blocks would stay
   // free, or when more than `max_uncomputed` tokens would have to be computed.
@@ -129,11 +134,12 @@ class Scheduler {
   // The next `count` uncomputed tokens of a running request, whose blocks are there.
   void schedule_chunk(Request& request, int64_t count, StepPlan& plan);
 
-  // The newest running request gives its blocks back and waits, at its place by arrival, to be computed again.
-  void preempt_newest(StepPlan& plan);
+  // The last in order of the running requests gives its blocks back and waits, at its place, to be computed again.
+  void preempt_last(StepPlan& plan);
 
-  // When only `count` of these can be scheduled: brings those who have waited longest to the front, in order of
-  // arrival, and leaves the others behind them. Nobody waits longer than the others need to have their turn.
+  // When only `count` of these can be scheduled: brings those who have waited longest to the front, in their order,
+  // and leaves the others behind them. Among requests of one priority nobody waits longer than the others need to
+  // have their turn.
   static void bring_forward(std::vector<Request*>& requests, int64_t count);
 
   const SchedulerConfig config_;

@@ -24,6 +24,7 @@ from tiny_vllm.errors import (
 )
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
+from tiny_vllm.structured_outputs import StructuredOutputsParams
 
 __version__: str = _core.build_info()["version"]
 
@@ -44,5 +45,6 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]

@@ -149,7 +149,7 @@ class Request:
     """
     One sequence of tokens on its way through a Scheduler.
     """
-    def __init__(self, id: str, prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], max_tokens: typing.SupportsInt | typing.SupportsIndex, *, n: typing.SupportsInt | typing.SupportsIndex = 1, arrival: typing.SupportsInt | typing.SupportsIndex = 0, read_prefix_cache: bool = True, cache_salt: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+    def __init__(self, id: str, prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], max_tokens: typing.SupportsInt | typing.SupportsIndex, *, n: typing.SupportsInt | typing.SupportsIndex = 1, arrival: typing.SupportsInt | typing.SupportsIndex = 0, read_prefix_cache: bool = True, cache_salt: typing.SupportsInt | typing.SupportsIndex = 0, priority: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         ...
     def __repr__(self) -> str:
         ...
@@ -195,6 +195,9 @@ class Request:
         ...
     @property
     def num_tokens(self) -> int:
+        ...
+    @property
+    def priority(self) -> int:
         ...
     @property
     def state(self) -> str:
@@ -536,7 +539,9 @@ class EngineOptions:
     enable_prefix_caching: bool
     enforce_eager: bool
     profile: bool
+    record_events: bool
     scheduler: str
+    scheduling_policy: str
     def __init__(self) -> None:
         ...
     @property
@@ -675,10 +680,18 @@ class Engine:
         ...
     def abort_request(self, requests: dict, watched: dict, moved: dict, ready: list, request_id: str) -> bool:
         ...
-    def add_request(self, requests: dict, watched: dict, moved: dict, ready: list, request: typing.Any, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams) -> None:
+    def add_request(self, requests: dict, watched: dict, moved: dict, ready: list, request: typing.Any, prompt_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], params: SamplingParams, priority: typing.SupportsInt | typing.SupportsIndex = 0, allowed: bytes = b'') -> None:
         ...
+    def allow_tokens(self, requests: dict, request: typing.Any, index: typing.SupportsInt | typing.SupportsIndex, num_output_tokens: typing.SupportsInt | typing.SupportsIndex, allowed: bytes) -> bool:
+        """
+        Says which tokens may come next in a sequence of a guided request. False if it has ended.
+        """
     def check_invariants(self) -> None:
         ...
+    def events(self) -> typing.Any:
+        """
+        What has happened up to now, as lists: see tiny_vllm.Engine.events().
+        """
     def has_unfinished_requests(self) -> bool:
         ...
     def info(self) -> dict:

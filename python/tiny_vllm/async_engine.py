@@ -62,6 +62,8 @@ class AsyncEngine:
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncStream:
         """The growing output of one request, for ``async for``. The last one has ``finished=True``.
 
@@ -75,19 +77,22 @@ class AsyncEngine:
             prompt: text, token ids, a dict with one of these, or a conversation.
             sampling_params: default: ``engine.default_sampling_params()``.
             request_id: for :meth:`abort`; default: one that is free.
+            priority: as in :meth:`tiny_vllm.Engine.add_request`.
 
         Raises, at the first iteration:
             InvalidRequestError: as :meth:`tiny_vllm.Engine.add_request`. Other requests are not disturbed.
             EngineStoppedError: after :meth:`shutdown`, or after a step failed; says why. When a step fails,
                 all iterators that are under way raise it.
         """
-        return AsyncStream(self, prompt, sampling_params, request_id)
+        return AsyncStream(self, prompt, sampling_params, request_id, priority)
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncTextStream:
         """Like :meth:`generate`, but yields the text in pieces, which make the whole text.
 
@@ -97,7 +102,7 @@ class AsyncEngine:
         Raises, in the middle:
             Error: the output ended with ``finish_reason="error"``.
         """
-        return AsyncTextStream(AsyncStream(self, prompt, sampling_params, request_id, is_text=True))
+        return AsyncTextStream(AsyncStream(self, prompt, sampling_params, request_id, priority, is_text=True))
 
     async def abort(self, request_id: str) -> None:
         """Ends a request, when the running step is over. Unknown and finished ids are ignored.
@@ -153,12 +158,13 @@ class AsyncStream(Owner, AsyncIterator[RequestOutput]):
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None,
         request_id: str | None,
+        priority: int,
         is_text: bool = False,
     ) -> None:
         """With `is_text` it is for an AsyncTextStream, which wants one output and finds out what is new."""
         super().__init__(async_engine.engine._dropped)
         self._engine = async_engine  # lives as long as its streams
-        self._wanted = (prompt, params, request_id, is_text)
+        self._wanted = (prompt, params, request_id, priority, is_text)
         self._watch: _Watch | None = None
         self._seen = 0  # elements of request.received that the reader has got
         self._closed = False
@@ -198,7 +204,7 @@ class AsyncStream(Owner, AsyncIterator[RequestOutput]):
         raise StopAsyncIteration
 
     async def _start(self) -> _Watch:
-        prompt, params, request_id, is_text = self._wanted
+        prompt, params, request_id, priority, is_text = self._wanted
         engine, worker = self._engine.engine, self._engine._worker
         params = engine._checked_params(params)
         if is_text and params.n != 1:
@@ -214,7 +220,9 @@ class AsyncStream(Owner, AsyncIterator[RequestOutput]):
         text, ids = engine._prompts.read(given, params.truncate_prompt_tokens)
         ready = {"prompt": text, "prompt_token_ids": ids}
         loop = asyncio.get_running_loop()
-        return await self._engine._ask(lambda: worker.add(self, request_id, ready, params, loop))
+        if params.structured_outputs is not None:  # so that it is there when it is wanted below
+            await loop.run_in_executor(None, engine._make_guide, params)
+        return await self._engine._ask(lambda: worker.add(self, request_id, ready, params, priority, loop))
 
     def _close(self) -> Future[None] | None:
         """Has the request ended if it may be running. Returns what is done when that is done."""
@@ -369,11 +377,12 @@ class _Worker:
         request_id: str | None,
         prompt: Prompt,
         params: SamplingParams,
+        priority: int,
         loop: asyncio.AbstractEventLoop,
     ) -> _Watch:
         if request_id is None:
             request_id = self._engine._new_id()
-        watch = _Watch(self._engine._add(request_id, prompt, params, stream), loop)
+        watch = _Watch(self._engine._add(request_id, prompt, params, stream, priority), loop)
         self._watches.append(watch)
         return watch
 

@@ -64,6 +64,11 @@ class EngineConfig:
         None, "share of the device's free memory for the KV cache; default: 0.9 on a GPU, 0.5 on a CPU"
     )
     scheduler: str = _option("continuous", "how requests are batched", ("continuous", "static"))
+    scheduling_policy: str = _option(
+        "fcfs",
+        "whose turn it is: who came first (fcfs), or whose request has the smaller priority number",
+        ("fcfs", "priority"),
+    )
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of prompts that begin alike")
     enable_chunked_prefill: bool = _option(True, "cut long prompts into chunks that share steps with decodes")
     enforce_eager: bool = _option(
@@ -75,6 +80,9 @@ class EngineConfig:
         False,
         "time every kernel on a GPU, which slows steps down; Engine.take_profile() returns the times, and "
         "`tiny-vllm bench --profile` shows them",
+    )
+    record_events: bool = _option(
+        False, "note what the scheduler does in each step, for Engine.events() and traces"
     )
     num_threads: int | None = _option(None, "CPU threads; default: as many as this process may run on")
     cpu_isa: str = _option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import warnings
@@ -14,11 +15,13 @@ from tiny_vllm import _core
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.cuda_libraries import find_cuda_libraries
 from tiny_vllm.errors import InvalidRequestError, ModelLoadError, shown
+from tiny_vllm.events import Events
 from tiny_vllm.model_files import read_config_json, resolve_model
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.prompts import Message, Prompt, Prompts, is_single, require_list_of_messages
 from tiny_vllm.requests import Owner, OwnerRef, Request, Stream, TextStream, checked_id, refused
 from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
+from tiny_vllm.structured_outputs import Guide, Guides
 from tiny_vllm.tokenizer import Tokenizer, load_generation_config
 from tiny_vllm.turns import Turns
 
@@ -94,6 +97,9 @@ class Engine:
         self._prompts = Prompts(
             self.tokenizer, self.model_folder, info["max_total_len"], info["max_model_len"]
         )
+        self._guides = Guides(
+            self.tokenizer, self.model_folder, info["vocab_size"], self._generation_config.eos_token_ids
+        )
         # The first four are changed by the core alone; cpp/bindings/bind_engine.cpp says what they are.
         self._requests: dict[str, Request] = {}
         self._watched: dict[str, Request] = {}
@@ -122,6 +128,8 @@ class Engine:
             "seed",
             "block_size",
             "scheduler",
+            "scheduling_policy",
+            "record_events",
             "enable_prefix_caching",
             "enable_chunked_prefill",
         ):
@@ -131,9 +139,16 @@ class Engine:
     # ---- the loop that everything else is made of ----------------------------------------------------------
 
     def add_request(
-        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
     ) -> None:
         """Queues a request; :meth:`step` reports it.
+
+        With ``scheduling_policy="priority"`` requests with a smaller `priority` go first, and take the places
+        of running ones with a larger number, which go on later. Among equals who came first goes first.
 
         Raises:
             InvalidRequestError: the id is in use, the prompt is empty or can never fit, or a parameter is out
@@ -142,7 +157,7 @@ class Engine:
         Ctrl-C in the middle of it ends the request; if a second one stops that, :meth:`abort_request` does
         it.
         """
-        self._add(checked_id(request_id), prompt, self._checked_params(sampling_params), None)
+        self._add(checked_id(request_id), prompt, self._checked_params(sampling_params), None, priority)
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the requests of :meth:`add_request` that have moved on.
@@ -167,15 +182,20 @@ class Engine:
             self._core.make_ready(self._moved, self._ready, request, output, count)
 
     def _run_step(self) -> None:
-        self._stop_sequences()  # those of the last step, if Ctrl-C came before it was done with them
+        self._attend_to_watched()  # after the last step, if Ctrl-C came before it was done with them
         self._core.step(self._requests, self._watched, self._moved)
-        self._stop_sequences()
+        self._attend_to_watched()
 
-    def _stop_sequences(self) -> None:
-        """Ends the sequences whose text has come to a stop string: the core knows nothing of text."""
+    def _attend_to_watched(self) -> None:
+        """What concerns text, of which the core knows nothing.
+
+        Ends the sequences whose text has come to a stop string, or to the end of its grammar, and says which
+        tokens may come next where a grammar guides.
+        """
         for request in tuple(self._watched.values()):
             for index in request.stopped():
                 self._core.stop_sequence(self._requests, self._watched, request, index)
+            request.guide_with(functools.partial(self._core.allow_tokens, self._requests, request))
 
     def abort_request(self, request_id: str) -> None:
         """Ends a request and gives its memory back. Unknown and finished ids are ignored."""
@@ -197,6 +217,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Completes one or several prompts as one batch, and returns them in order when all are done.
@@ -205,6 +226,7 @@ class Engine:
             prompts: text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list of
                 these.
             sampling_params: for all prompts, or one for each. Default: :meth:`default_sampling_params`.
+            priority: for all prompts, or one for each; see :meth:`add_request`.
             progress: called with (requests finished, requests in all).
 
         Raises:
@@ -230,6 +252,7 @@ class Engine:
         else:
             params = [self._checked_params(sampling_params)] * len(batch)
 
+        priorities = _one_each(priority, len(batch))
         owner = Owner(self._dropped)
         outputs: list[Any] = [None] * len(batch)
         running: dict[int, Request] = {}
@@ -239,7 +262,7 @@ class Engine:
             for i, prompt in enumerate(batch):
                 request_id = self._new_id()
                 try:
-                    running[i] = self._add(request_id, prompt, params[i], owner)
+                    running[i] = self._add(request_id, prompt, params[i], owner, priorities[i])
                 except InvalidRequestError as error:
                     errors.append(error)
                     outputs[i] = refused(request_id, prompt, params[i], self._max_num_seqs, error)
@@ -268,6 +291,7 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
+        priority: int | Sequence[int] = 0,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or several as one batch. The model's own chat template makes the prompts.
@@ -281,12 +305,16 @@ class Engine:
         conversations: Any = messages if several else [messages]
         is_cut = _truncates(sampling_params)
         prompts = [self._prompts.read_chat(c, add_generation_prompt, is_cut) for c in conversations]
-        return self.generate(prompts, sampling_params, progress=progress)
+        return self.generate(prompts, sampling_params, priority=priority, progress=progress)
 
     # ---- text as it comes ----------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
     ) -> Iterator[str]:
         """Yields the pieces of the answer to a prompt or a conversation as they are generated.
 
@@ -301,23 +329,27 @@ class Engine:
             raise InvalidRequestError("n must be 1 for stream(); use add_request() and step() for more")
         if params.output_kind is RequestOutputKind.DELTA:
             params.output_kind = RequestOutputKind.CUMULATIVE  # TextStream finds out what is new itself
-        return TextStream(self._start_stream(prompt, params))
+        return TextStream(self._start_stream(prompt, params, priority))
 
     def start_stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
     ) -> Iterator[RequestOutput]:
         """Like :meth:`stream`, but yields the growing :class:`RequestOutput` whenever it has grown.
 
         Or what is new, or only the end: ``output_kind`` says which.
         """
-        return self._start_stream(prompt, self._checked_params(sampling_params))
+        return self._start_stream(prompt, self._checked_params(sampling_params), priority)
 
-    def _start_stream(self, prompt: Any, params: SamplingParams) -> Stream:
+    def _start_stream(self, prompt: Any, params: SamplingParams, priority: int) -> Stream:
         if isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             prompt = self._prompts.read_chat(prompt, True, _truncates(params))
         stream = Stream(self._dropped, self._step_if, lambda owner: self._call(self._end, owner))
         try:
-            stream.request = self._add(self._new_id(), prompt, params, stream)
+            stream.request = self._add(self._new_id(), prompt, params, stream, priority)
         except BaseException:
             stream.close()
             raise
@@ -345,6 +377,26 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """What does not change: device, model, sizes in bytes and tokens."""
         return self._core.info()
+
+    def events(self) -> Events:
+        """With ``record_events=True``, what the scheduler did, step by step, up to now.
+
+        It grows with each step by some 100 bytes and 12 for each running sequence, and nothing is forgotten.
+
+        Raises:
+            InvalidRequestError: the engine was made without ``record_events=True``.
+        """
+        if not self.config.record_events:
+            raise InvalidRequestError("there are no events: make the engine with record_events=True")
+        sequences, steps = self._call(self._core.events)
+        about = self._core.info()
+        engine = {"model": str(self.model_folder), "device": about["device"]}
+        engine |= {
+            n: getattr(self.config, n) for n in ("scheduler", "scheduling_policy", "enable_prefix_caching")
+        }
+        engine |= {n: about[n] for n in ("block_size", "num_blocks", "max_num_seqs")}
+        engine |= {n: about[n] for n in ("max_num_batched_tokens", "max_model_len")}
+        return Events(engine, sequences, steps, self.tokenizer)
 
     def take_profile(self) -> list[_core.KernelRecord]:
         """With ``profile=True``, the kernels that ran on the GPU since the last call, in order; else ``[]``.
@@ -400,13 +452,22 @@ class Engine:
             pass
         return request_id
 
-    def _add(self, request_id: str, prompt: Prompt, params: SamplingParams, owner: Owner | None) -> Request:
+    def _add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        owner: Owner | None,
+        priority: object = 0,
+    ) -> Request:
+        _require_integer("priority", priority)
         text, ids = self._prompts.read(prompt, params.truncate_prompt_tokens)
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(
                 f"stop needs text, and {self.model_folder} has no tokenizer; use stop_token_ids"
             )
-        request = Request(request_id, text, ids, params, self.tokenizer, owner.ref if owner else None)
+        guide = self._make_guide(params)
+        request = Request(request_id, text, ids, params, self.tokenizer, owner.ref if owner else None, guide)
         if owner is not None:
             owner.request_ids.append(request_id)
         core_params = params.to_core(self._prompts.ids_of_words(params.bad_words))
@@ -420,6 +481,8 @@ class Engine:
                 request,
                 ids,
                 core_params,
+                priority,
+                guide.allowed if guide is not None else b"",
             )
             return request
         except InvalidRequestError:
@@ -428,9 +491,28 @@ class Engine:
             self._call(self._end_one, request)
             raise
 
+    def _make_guide(self, params: SamplingParams) -> Guide | None:
+        """May take a while, with a large vocabulary or grammar, when it is asked for the first time."""
+        return None if params.structured_outputs is None else self._guides.make(params.structured_outputs)
+
     def _checked_params(self, params: object) -> SamplingParams:
         """The default for None; else a copy of its own."""
         return self.default_sampling_params() if params is None else _checked_params(params)
+
+
+def _require_integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InvalidRequestError(f"{name} must be an integer of 64 bits, got {shown(value)}")
+
+
+def _one_each(priority: object, count: int) -> Sequence[Any]:
+    if not isinstance(priority, Sequence) or _is_text(priority):
+        return [priority] * count
+    if len(priority) != count:
+        raise InvalidRequestError(
+            f"priority has {len(priority)} entries for {count} prompts; give one, or one each"
+        )
+    return priority
 
 
 def _is_text(value: object) -> bool:

@@ -13,6 +13,7 @@ from tiny_vllm.errors import Error, InvalidRequestError, shown
 from tiny_vllm.output_text import OutputText
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
+from tiny_vllm.structured_outputs import Guide
 from tiny_vllm.tokenizer import Tokenizer
 
 
@@ -49,6 +50,7 @@ class Request:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         owner: OwnerRef | None,
+        guide: Guide | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -60,7 +62,11 @@ class Request:
         self.received: list[_core.StepOutput | int | float] = []
         self.finished = False
         self.reported = 0
-        self.has_stops = bool(params.stop)
+        self.guide = guide  # at the first token
+        self.is_watched = bool(params.stop) or guide is not None
+        self._guided: dict[
+            int, int
+        ] = {}  # by sequence: tokens it had when the core was told what may come next
         self._answer: _Answer | None = None
 
     def output(self, count: int | None = None, since: int | None = None) -> RequestOutput:
@@ -82,11 +88,22 @@ class Request:
         self._answer = self._read(None)
 
     def stopped(self) -> list[int]:
-        """The sequences whose text has come to a stop string."""
+        """The sequences whose text has come to a stop string, or to the end of what its grammar allows."""
         answer = self._read(None)
         stopped = answer.stopped()
         self._answer = answer
         return stopped
+
+    def guide_with(self, allow_tokens: Callable[[int, int, bytes], object]) -> None:
+        """Calls allow_tokens(sequence, its number of tokens, what may come next) where that is news."""
+        if self.guide is None:
+            return
+        answer = self._read(None)
+        news = [s for s in answer.guidance() if s[1] > self._guided.get(s[0], 0)]
+        self._answer = answer
+        for index, count, allowed in news:
+            allow_tokens(index, count, allowed)
+            self._guided[index] = count  # afterwards: twice does no harm, and never would
 
     def _read(self, count: int | None) -> _Answer:
         # It is taken while it changes, in one line without a call: nobody else can come in between.
@@ -120,6 +137,7 @@ class _Answer:
         self._texts = [
             _output_text(tokenizer, request) if tokenizer is not None else None for _ in range(params.n)
         ]
+        self._guides = [request.guide.copy() for _ in range(params.n)] if request.guide is not None else []
         self._prompt_logprobs_at = 0  # the element of `received` that brought them
         # With DELTA, for each element: what its sequences had before, as (index, tokens, characters).
         self._before: list[list[tuple[int, int, int]]] = []
@@ -133,6 +151,7 @@ class _Answer:
             self._remember(step)
         if isinstance(step, int):
             self._append(0, step)
+            self._guide(self._completions[0], step)
             return
         if isinstance(step, float):
             if not self._output.finished:
@@ -153,6 +172,7 @@ class _Answer:
         ):
             self._output.prompt_logprobs = [None, *map(self._logprob_dict, step.prompt_logprobs)]
             self._prompt_logprobs_at = self.num_applied
+        is_last = step.finish_reason is not None
         completion = self._completions[step.index]
         if completion.finished():  # a stop string ended it, and the core had not been told yet
             return
@@ -163,7 +183,9 @@ class _Answer:
                 assert completion.cumulative_logprob is not None
                 completion.logprobs.append(self._logprob_dict(step.logprobs))
                 completion.cumulative_logprob += step.logprobs[0].logprob
-        if step.finish_reason is not None and not completion.finished():
+            if not is_last:
+                self._guide(completion, step.token)
+        if is_last and not completion.finished():
             self._finish(completion, step.finish_reason, step.error or step.stop_token)
         if completion.finished() and all(c.finished() for c in self._completions):
             self._output.finished = True
@@ -175,6 +197,23 @@ class _Answer:
         if text is not None and is_shown:
             text.add([token], look_for_stop=len(completion.token_ids) > self._params.min_tokens)
             self._show(completion, text)
+
+    def _guide(self, completion: CompletionOutput, token: int) -> None:
+        if not self._guides or completion.finished():
+            return
+        guide = self._guides[completion.index]
+        guide.take(token)
+        if guide.error:
+            self._finish(completion, "error", guide.error)
+        elif guide.is_complete:
+            self._finish(completion, "stop", None)
+
+    def guidance(self) -> list[tuple[int, int, bytes]]:
+        """For each sequence that goes on: its index, its number of tokens, and which may come next."""
+        going_on = [
+            (c, guide) for c, guide in zip(self._completions, self._guides, strict=True) if not c.finished()
+        ]
+        return [(c.index, len(c.token_ids), guide.allowed) for c, guide in going_on]
 
     def _finish(self, completion: CompletionOutput, reason: str, stop_reason: int | str | None) -> None:
         completion.finish_reason = reason
@@ -193,7 +232,9 @@ class _Answer:
             completion.stop_reason = text.stop
 
     def stopped(self) -> list[int]:
-        return [i for i, text in enumerate(self._texts) if text is not None and text.stop is not None]
+        by_text = {i for i, text in enumerate(self._texts) if text is not None and text.stop is not None}
+        by_guide = {i for i, guide in enumerate(self._guides) if guide.is_complete or guide.error}
+        return sorted(by_text | by_guide)
 
     def _remember(self, step: _core.StepOutput | int | float) -> None:
         if isinstance(step, float):

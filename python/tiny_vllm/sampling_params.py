@@ -9,13 +9,14 @@ from typing import Any
 
 from tiny_vllm import _core
 from tiny_vllm.errors import InvalidRequestError, shown
+from tiny_vllm.structured_outputs import StructuredOutputsParams
 
-_NOT_YET = (
-    "logits_processors",
-    "structured_outputs",
-    "guided_decoding",
-    "extra_args",
-)
+# vLLM's, that are not here; why, or what to use.
+_NOT_HERE = {
+    "logits_processors": "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
+    "guided_decoding": "its name is structured_outputs, as in newer versions of vLLM",
+    "extra_args": "there are none",
+}
 
 # What concerns text and reports, and so not the core, which knows tokens only.
 _PYTHONS_OWN = (
@@ -26,6 +27,7 @@ _PYTHONS_OWN = (
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
     "output_kind",
+    "structured_outputs",
 )
 
 
@@ -113,6 +115,20 @@ def _output_kind(value: object) -> RequestOutputKind:
     return RequestOutputKind(value)
 
 
+def _structure(value: object) -> StructuredOutputsParams | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return StructuredOutputsParams(**value)
+    if not isinstance(value, StructuredOutputsParams):
+        raise InvalidRequestError(
+            "structured_outputs must be StructuredOutputsParams, a dict of its fields, or None, "
+            f"got {shown(value)}"
+        )
+    fields = {name: field for name, field in vars(value).items() if name != "kind"}
+    return StructuredOutputsParams(**fields)  # a copy, and what was assigned is checked like arguments
+
+
 class SamplingParams:
     """Parameters of one request.
 
@@ -155,10 +171,14 @@ class SamplingParams:
             ``FINAL_ONLY`` all of it at the end.
         logprobs: report the log probability of each chosen token and of this many most likely ones.
         prompt_logprobs: the same for each prompt token but the first.
+        structured_outputs: what the text must look like: :class:`StructuredOutputsParams`, or a dict of its
+            fields. The output ends with ``finish_reason="stop"`` as soon as nothing may follow, also before
+            ``min_tokens``. When ``max_tokens`` come first it ends with ``"length"`` and is not complete.
 
-    As in vLLM the logits are changed by allowed_token_ids, bad_words, min_tokens and logit_bias, then by
-    the penalties in the order above; then come temperature, min_p, top_k, top_p. The history is all of the
-    prompt, cached or not, and the request's own output. Log probabilities are those of the raw logits.
+    As in vLLM the logits are changed by structured_outputs, allowed_token_ids, bad_words, min_tokens and
+    logit_bias, then by the penalties in the order above; then come temperature, min_p, top_k, top_p. The
+    history is all of the prompt, cached or not, and the request's own output. Log probabilities are those of
+    the raw logits.
 
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range, or the field is not supported
@@ -193,11 +213,12 @@ class SamplingParams:
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None,
         **unsupported: Any,
     ) -> None:
         for name in unsupported:
-            if name in _NOT_YET:
-                raise InvalidRequestError(f"{name} is not supported yet")
+            if name in _NOT_HERE:
+                raise InvalidRequestError(f"SamplingParams has no field {name!r}: {_NOT_HERE[name]}")
             raise InvalidRequestError(f"SamplingParams has no field {name!r}")
         for name, number in (
             ("temperature", temperature),
@@ -268,6 +289,7 @@ class SamplingParams:
         self.output_kind = _output_kind(output_kind)
         self.logprobs = logprobs
         self.prompt_logprobs = prompt_logprobs
+        self.structured_outputs = _structure(structured_outputs)
         # The ranges; those that depend on the vocabulary are checked with the request.
         self.to_core().validate(2**31 - 1)
 

@@ -119,9 +119,8 @@ class SamplingBackend final : public Wrapped {
       for (int32_t b = 0; !step.token_biases_start.empty() && b < std::ssize(step.token_biases); ++b)
         if (b >= step.token_biases_start.at(i) && b < step.token_biases_start.at(i + 1))
           params.logit_bias.emplace_back(step.token_biases[b].token, step.token_biases[b].bias);
-      for (int32_t token = 0; row.allowed >= 0 && token < V; ++token)
-        if (step.allowed.at(row.allowed * ((V + 31) / 32) + token / 32) >> token % 32 & 1)
-          params.allowed_token_ids.push_back(token);
+      std::span<const uint32_t> allowed;
+      if (row.allowed >= 0) allowed = std::span(step.allowed).subspan(row.allowed * ((V + 31) / 32), (V + 31) / 32);
       std::vector<int32_t> prompt, output;
       if (row.has_penalties()) {
         const auto& starts = batch.host->token_counts_start;
@@ -132,7 +131,7 @@ class SamplingBackend final : public Wrapped {
         }
         (row.last_is_output ? output : prompt).push_back(known_.at(batch.host->logits_rows[i]));
       }
-      tokens_[i] = sampler_.sample(values, params, {row.seed, row.position}, {prompt, output});
+      tokens_[i] = sampler_.sample(values, params, {row.seed, row.position}, {prompt, output, {}, allowed});
       if (row.num_logprobs < 0) continue;
       const std::vector<TokenLogprob> all = sampler_.logprobs(values, tokens_[i], row.num_logprobs);
       for (size_t j = 0; j < all.size(); ++j)
@@ -179,6 +178,7 @@ std::unique_ptr<Engine> make_engine(std::unique_ptr<Backend> backend, const std:
   options.max_num_batched_tokens = 16;
   options.kv_cache_memory_bytes = 8 * 2 * 2 * 2 * 4 * 8 * 4;  // NB, L, keys and values, Hk, BS, Dh, bytes
   options.scheduler = scheduler;
+  options.scheduling_policy = "fcfs";
   options.backend.enforce_eager = enforce_eager;
   return std::make_unique<Engine>(kConfig, "config.json", "", options, std::move(backend), nullptr);
 }

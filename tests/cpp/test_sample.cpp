@@ -127,7 +127,9 @@ TEST(edits_by_their_definitions) {
   const std::vector<float> logits{1, 5, 4, 3, 2};
   const std::vector<int32_t> output{2, 1, 2}, end{1};
   const auto choose = [&](const SamplingParams& params) {
-    return sampler.sample(logits, params, {0, 0}, {{}, output, end});
+    std::vector<uint32_t> allowed;
+    if (!params.allowed_token_ids.empty()) allowed = allowed_bits(params, std::ssize(logits));
+    return sampler.sample(logits, params, {0, 0}, {{}, output, end, allowed});
   };
   SamplingParams params = with(0);
   CHECK_EQ(choose(params), 1);
