@@ -248,13 +248,15 @@ py::object events_of(Engine& engine) {
     d["released"] = s.released;
     d["preempted"] = s.preempted;
     d["evicted"] = s.evicted;
-    py::list admitted, tables, copies, chunks, sampled;
+    py::list admitted, hits, tables, copies, chunks, sampled;
     for (const auto& a : s.admitted) admitted.append(py::make_tuple(a.sequence, a.num_cached_tokens));
+    for (const auto& h : s.hits) hits.append(py::make_tuple(h.sequence, h.num_cached_tokens));
     for (const auto& t : s.tables) tables.append(py::make_tuple(t.sequence, t.first, t.blocks));
     for (const BlockCopy& c : s.copies) copies.append(py::make_tuple(c.src, c.dst));
     for (const auto& c : s.chunks) chunks.append(py::make_tuple(c.sequence, c.start, c.count));
     for (const auto& t : s.sampled) sampled.append(py::make_tuple(t.sequence, t.token, name_of(t.finish_reason)));
     d["admitted"] = admitted;
+    d["hits"] = hits;
     d["tables"] = tables;
     d["copies"] = copies;
     d["chunks"] = chunks;

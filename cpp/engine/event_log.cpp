@@ -18,6 +18,7 @@ void EventLog::arrived(Request& request, const Request* parent) {
   sequence.parent = parent ? parent->event_id : -1;
   sequence.priority = request.priority;
   sequence.arrival = steady_seconds();
+  sequence.num_computed_tokens = request.num_computed_tokens;
   sequence.prompt.assign(request.tokens.begin(), request.tokens.begin() + request.num_prompt_tokens);
   sequences_.push_back(std::move(sequence));
 }
@@ -29,19 +30,28 @@ int64_t EventLog::scheduled(const Scheduler& scheduler, const StepPlan& plan, st
     step.preempted.push_back(request->event_id);
     sequences_.at(request->event_id).block_table.clear();
   }
-  for (const Request* request : plan.admitted)
+  for (const Request* request : plan.admitted) {
     step.admitted.push_back({request->event_id, request->num_computed_tokens});
+    sequences_.at(request->event_id).num_computed_tokens = request->num_computed_tokens;
+  }
   for (const Request* request : scheduler.running()) {
-    std::vector<int32_t>& known = sequences_.at(request->event_id).block_table;
+    SequenceEvents& sequence = sequences_.at(request->event_id);
+    if (const int64_t found = request->num_computed_tokens - sequence.num_computed_tokens; found > 0) {
+      step.hits.push_back({request->event_id, found});
+      sequence.num_computed_tokens += found;
+    }
+    std::vector<int32_t>& known = sequence.block_table;
     const std::vector<int32_t>& table = request->block_table;
     const auto first = std::ranges::mismatch(known, table).in2 - table.begin();
     if (first == std::ssize(table) && known.size() == table.size()) continue;
     step.tables.push_back({request->event_id, first, {table.begin() + first, table.end()}});
     known = table;
   }
-  for (const ScheduledChunk& chunk : plan.chunks)
+  for (const ScheduledChunk& chunk : plan.chunks) {
     step.chunks.push_back(
         {chunk.request->event_id, static_cast<int32_t>(chunk.start), static_cast<int32_t>(chunk.count)});
+    sequences_.at(chunk.request->event_id).num_computed_tokens = chunk.start + chunk.count;
+  }
   step.released = std::exchange(released_, {});
   step.copies = plan.copies;
   step.evicted = std::move(evicted);

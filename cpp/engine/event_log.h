@@ -26,7 +26,9 @@ struct SequenceEvents {
   double end = -1;  // -1: not yet
   FinishReason finish_reason = FinishReason::kNone;
   std::vector<int32_t> prompt;
-  std::vector<int32_t> block_table;  // as far as the steps have told
+  // As far as the steps have told:
+  std::vector<int32_t> block_table;
+  int64_t num_computed_tokens = 0;
 };
 
 // A sequence is a number here: its place in EventLog::sequences().
@@ -58,6 +60,7 @@ struct StepEvents {
   std::vector<int32_t> released;               // sequences that ended since the last schedule()
   std::vector<int32_t> preempted;
   std::vector<Admission> admitted;
+  std::vector<Admission> hits;  // found in the prefix cache by sequences that ran already
   std::vector<TableChange> tables;
   std::vector<BlockCopy> copies;
   std::vector<int32_t> evicted;

@@ -67,6 +67,7 @@ class Events:
         parts += [f"{self.name(s)} gave its blocks back" for s in step["released"]]
         parts += [f"preempted {self.name(s)}" for s in step["preempted"]]
         parts += [f"admitted {self.name(s)}" + f" ({n} cached)" * (n > 0) for s, n in step["admitted"]]
+        parts += [f"{self.name(s)} found {n} in the cache" for s, n in step["hits"]]
         chunks = [(s, start, count, self._is_decode(s, start, count)) for s, start, count in step["chunks"]]
         parts += [f"prefill {self.name(s)} [{a}, {a + n})" for s, a, n, is_decode in chunks if not is_decode]
         decodes = [self.name(s) for s, _, _, is_decode in chunks if is_decode]

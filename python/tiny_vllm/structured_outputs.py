@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tokenizers
 
 from tiny_vllm.errors import InvalidRequestError, shown
 from tiny_vllm.tokenizer import Tokenizer
@@ -253,7 +254,9 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
+        # In a text that a grammar asks for, "<|end|>" is seven letters and not the token of that name.
+        self._backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        self._backend.encode_special_tokens = True
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
         if not eos:  # it must have one; this one the model cannot choose
             self.tokens.append(b"<end>")
@@ -265,7 +268,7 @@ class _Vocabulary:
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = self._backend.encode(text, add_special_tokens=False).ids
         return [i for i in ids if i < len(self.tokens)]
 
 

@@ -169,7 +169,7 @@ constexpr const char* kConfig = R"({
 
 // Two sequences at a time, blocks of 4 tokens, 8 of them.
 std::unique_ptr<Engine> make_engine(std::unique_ptr<Backend> backend, const std::string& scheduler = "continuous",
-                                    bool enforce_eager = false) {
+                                    bool enforce_eager = false, bool record_events = false) {
   EngineOptions options;
   options.dtype = DType::kFloat32;
   options.dummy_weights = true;
@@ -179,6 +179,7 @@ std::unique_ptr<Engine> make_engine(std::unique_ptr<Backend> backend, const std:
   options.kv_cache_memory_bytes = 8 * 2 * 2 * 2 * 4 * 8 * 4;  // NB, L, keys and values, Hk, BS, Dh, bytes
   options.scheduler = scheduler;
   options.scheduling_policy = "fcfs";
+  options.record_events = record_events;
   options.backend.enforce_eager = enforce_eager;
   return std::make_unique<Engine>(kConfig, "config.json", "", options, std::move(backend), nullptr);
 }
@@ -389,6 +390,104 @@ TEST(every_step_brings_a_token) {
   }
   CHECK_EQ(log.steps, int64_t{12});  // no step beyond max_tokens
   check_all_free(*engine);
+}
+
+// A guided request sits out the steps that start early, and gets the tokens that it gets anywhere. The others do not
+// wait for it.
+TEST(a_guided_request_beside_steps_that_start_early) {
+  // Token i may be any with the remainder i % 3 + 1 by 5.
+  const auto allowed = [](int64_t i) {
+    std::vector<uint32_t> bits(2, 0);
+    for (int32_t id = 0; id < 64; ++id)
+      if (id % 5 == i % 3 + 1) bits[id / 32] |= uint32_t{1} << id % 32;
+    return bits;
+  };
+  SamplingBackend::Log early, late;
+  const auto host = make_engine(std::make_unique<Wrapped>());
+  const auto device = make_engine(std::make_unique<SamplingBackend>(early));
+  const auto eager = make_engine(std::make_unique<SamplingBackend>(late), "continuous", true);
+  Answers expected;
+  for (const auto& engine : {&host, &device, &eager}) {
+    Answers answers;
+    SamplingParams params = greedy(7, 2);
+    params.temperature = 2;
+    params.seed = 3;
+    (*engine)->add_request("guided", {1, 2, 3}, params, 0, allowed(0));
+    params.n = 1;
+    params.allowed_token_ids = {1, 2, 3, 63};
+    (*engine)->add_request("both", {4}, params, 0, allowed(0));
+    (*engine)->add_request("free", {1, 2, 3, 4}, greedy(30));
+    while ((*engine)->has_unfinished_requests()) {
+      const std::vector<StepOutput> outputs = (*engine)->step();
+      collect(outputs, answers);
+      for (const StepOutput& out : outputs) {
+        const auto count = std::ssize(answers.at({out.request_id, out.index}).tokens);
+        if (out.request_id != "free" && out.finish_reason == FinishReason::kNone)
+          CHECK((*engine)->allow_tokens(out.request_id, out.index, count, allowed(count)));
+      }
+    }
+    CHECK_EQ(answers.size(), size_t{4});
+    for (const auto& [key, answer] : answers)
+      for (int64_t i = 0; i < std::ssize(answer.tokens); ++i) {
+        if (key.first != "free") CHECK_EQ(answer.tokens[i] % 5, i % 3 + 1);
+        if (key.first == "both") CHECK_EQ(answer.tokens[i], i % 3 + 1 < 3 ? i % 3 + 1 : answer.tokens[i]);
+      }
+    if (engine == &host) expected = answers;
+    for (const auto& [key, answer] : expected) CHECK(answers.at(key).tokens == answer.tokens);
+    check_all_free(**engine);
+  }
+  CHECK(early.ahead > 0);
+  CHECK_EQ(late.ahead, int64_t{0});
+
+  // What was not said, or for another token, is a mistake of the caller's, and nobody else's.
+  host->add_request("untold", {1, 2}, greedy(5), 0, allowed(0));
+  host->add_request("other", {1, 2}, greedy(3));
+  host->step();
+  CHECK_THROWS(InternalError, "which has 1 tokens", host->allow_tokens("untold", 0, 2, allowed(2)));
+  CHECK_THROWS(InternalError, "allowed tokens for token 1", host->allow_tokens("other", 0, 1, allowed(1)));
+  CHECK_THROWS(InternalError, "has 1 words", host->add_request("short", {1}, greedy(5), 0, {1}));
+  CHECK(!host->allow_tokens("nobody", 0, 1, allowed(1)));
+  CHECK(!host->allow_tokens("untold", 1, 1, allowed(1)));
+  const std::vector<StepOutput> outputs = host->step();
+  CHECK(outputs.at(0).finish_reason == FinishReason::kError);
+  while (host->has_unfinished_requests()) host->step();
+  check_all_free(*host);
+}
+
+// The record of steps that overlap: a replay has the blocks that the engine had.
+TEST(events_of_steps_that_start_early) {
+  SamplingBackend::Log log;
+  const auto engine = make_engine(std::make_unique<SamplingBackend>(log), "continuous", false, true);
+  const Answers answers = run_mixed(*engine);
+  const EventLog& events = *engine->events();
+  std::vector<std::vector<int32_t>> tables(events.sequences().size());
+  std::map<std::pair<std::string, int64_t>, std::vector<int32_t>> tokens;
+  double scheduled = 0;
+  for (const StepEvents& step : events.steps()) {
+    for (int32_t s : step.released) tables.at(s).clear();
+    for (int32_t s : step.preempted) tables.at(s).clear();
+    for (const auto& [s, first, blocks] : step.tables) {
+      tables.at(s).resize(first);
+      tables.at(s).insert(tables.at(s).end(), blocks.begin(), blocks.end());
+    }
+    std::vector<bool> owned(engine->allocator().num_blocks(), false);
+    for (const auto& table : tables)
+      for (int32_t block : table) owned.at(block) = true;
+    CHECK_EQ(std::ranges::count(owned, false), step.free_blocks);
+    for (const auto& [s, start, count] : step.chunks)
+      CHECK(start + count <= std::ssize(tables.at(s)) * engine->options().block_size);
+    for (const auto& [s, token, reason] : step.sampled) {
+      const SequenceEvents& sequence = events.sequences().at(s);
+      tokens[{sequence.request_id, sequence.index}].push_back(token);
+    }
+    CHECK(step.schedule_start >= scheduled);
+    scheduled = step.schedule_start;
+    CHECK(step.end >= step.forward_end && step.forward_end >= step.forward_start);
+  }
+  for (const auto& table : tables) CHECK(table.empty());
+  for (const auto& [key, answer] : answers) CHECK(tokens.at(key) == answer.tokens);
+  CHECK(log.ahead > 0);
+  CHECK(make_engine(std::make_unique<Wrapped>())->events() == nullptr);
 }
 
 // What was found out about a text while steps ran ahead is in the prefix cache, token for token.
