@@ -46,6 +46,17 @@ def test_the_loop_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> 
     assert output("-c", engine + code, cwd=tmp_path) == block("are the loop that", "text")
 
 
+def test_the_structured_example_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
+    engine = "from tiny_vllm import Engine, SamplingParams\nengine = Engine()\n"
+    code = block("An answer can be made to keep", "python")
+    assert output("-c", engine + code, cwd=tmp_path) == block("An answer can be made to keep", "text")
+
+
+def test_the_events_are_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
+    code = "from tiny_vllm import Engine, SamplingParams\n" + block("`engine.events()` says", "python")
+    assert output("-c", code, cwd=tmp_path) == block("`engine.events()` says", "text")
+
+
 def test_the_asynchronous_example_prints_what_is_shown(bundled_folder: Path, tmp_path: Path) -> None:
     code = block("takes `AsyncEngine`", "python")
     assert output("-c", code, cwd=tmp_path) == block("takes `AsyncEngine`", "text")
