@@ -22,6 +22,7 @@ from tiny_vllm.errors import (
     ModelLoadError,
     OutOfMemoryError,
 )
+from tiny_vllm.llm import LLM
 from tiny_vllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tiny_vllm.sampling_params import RequestOutputKind, SamplingParams
 from tiny_vllm.structured_outputs import StructuredOutputsParams
@@ -29,6 +30,7 @@ from tiny_vllm.structured_outputs import StructuredOutputsParams
 __version__: str = _core.build_info()["version"]
 
 __all__ = [
+    "LLM",
     "AsyncEngine",
     "CompletionOutput",
     "DeviceError",
