@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import check_all_blocks_are_back, exact, finish, greedy, open_engine, prompt_of
-from tiny_vllm import Engine, SamplingParams
+from tiny_vllm import AsyncEngine, Engine, SamplingParams
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.events import Events
 from tiny_vllm.outputs import RequestOutput
@@ -160,6 +161,19 @@ def test_files(rand_folder: Path, tmp_path: Path) -> None:
     decodes = [e["name"] for e in events if e["ph"] == "X" and " decode x " in e["name"]]
     assert sum(int(name.rsplit(" ", 1)[1]) for name in decodes) > 60
     assert any(e["name"].startswith("preempted ") for e in events if e["ph"] == "i")
+
+
+def test_in_an_event_loop(rand_folder: Path) -> None:
+    async def main() -> tuple[Events, Events]:
+        engine = open_engine(rand_folder, record_events=True)
+        async with AsyncEngine.from_engine(engine) as served:
+            async for _ in served.generate([1, 2], greedy(5)):
+                during = await served.events()
+        return during, await served.events()
+
+    during, after = asyncio.run(main())
+    assert 0 < len(during) <= len(after)
+    assert after.sequences[0]["finish_reason"] == "length"
 
 
 def test_nobody_asked_for_them(rand_folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tiny_vllm.engine import Engine, _truncates
 from tiny_vllm.errors import EngineStoppedError, Error, InvalidRequestError
+from tiny_vllm.events import Events
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.prompts import Message, Prompt
 from tiny_vllm.requests import Owner, OwnerRef, Request, checked_id
@@ -135,10 +136,11 @@ class AsyncEngine:
 
     async def metrics(self) -> dict[str, int | float]:
         """:meth:`tiny_vllm.Engine.metrics`, when the running step is over."""
-        try:
-            return await self._ask(self.engine.metrics)
-        except EngineStoppedError:  # so nobody is in a step
-            return self.engine.metrics()
+        return await self._ask_even_if_stopped(self.engine.metrics)
+
+    async def events(self) -> Events:
+        """:meth:`tiny_vllm.Engine.events`, when the running step is over."""
+        return await self._ask_even_if_stopped(self.engine.events)
 
     def info(self) -> dict[str, Any]:
         """:meth:`tiny_vllm.Engine.info`."""
@@ -147,6 +149,12 @@ class AsyncEngine:
     async def _ask(self, function: Callable[[], Result]) -> Result:
         """Lets the worker's thread call it. It does so even if the task that asks is cancelled meanwhile."""
         return await asyncio.wrap_future(self._worker.submit(function))
+
+    async def _ask_even_if_stopped(self, function: Callable[[], Result]) -> Result:
+        try:
+            return await self._ask(function)
+        except EngineStoppedError:  # so nobody is in a step
+            return function()
 
 
 class AsyncStream(Owner, AsyncIterator[RequestOutput]):
