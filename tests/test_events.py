@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fixtures
 import pytest
 from helpers import check_all_blocks_are_back, exact, finish, greedy, open_engine, prompt_of
 from tiny_vllm import AsyncEngine, Engine, SamplingParams
@@ -142,6 +143,17 @@ def test_in_words(rand_folder: Path) -> None:
     assert "a gave its blocks back" in told
     assert "admitted b (16 cached); prefill b [16, 20); b ended: length" in told
     assert len(engine.events()) == len(lines)
+
+
+def test_what_the_tokens_spell(tmp_path: Path) -> None:
+    """Without the token that ended the output; with the stop string, of which the core knows nothing."""
+    pieces = [b"on", b"e t", b"wo ", b"three"]
+    folder = fixtures.write_text_chain(tmp_path, pieces)
+    engine = open_engine(folder, record_events=True)
+    for fields in ({}, {"stop": "wo"}, {"structured_outputs": {"choice": ["one two "]}}):
+        engine.generate([fixtures.CHAIN_START], greedy(9, **fields))
+    spelt = [s["pieces"] for s in engine.events().trace()["sequences"]]
+    assert spelt == [["on", "e t", "wo ", "three", ""], ["on", "e t", "wo "], ["on", "e t", "wo "]]
 
 
 def test_files(rand_folder: Path, tmp_path: Path) -> None:

@@ -85,11 +85,14 @@ class Events:
     def trace(self) -> dict[str, Any]:
         """For `tiny-vllm trace view`: docs/trace.md is its specification."""
         tokens: list[list[int]] = [[] for _ in self.sequences]
+        stopped_by: set[int] = set()  # sequences whose last token ended them
         for step in self.steps:
-            for sequence, token, _ in step["sampled"]:
+            for sequence, token, reason in step["sampled"]:
                 tokens[sequence].append(token)
+                if reason == "stop":
+                    stopped_by.add(sequence)
         sequences = []
-        for s, generated in zip(self.sequences, tokens, strict=True):
+        for i, (s, generated) in enumerate(zip(self.sequences, tokens, strict=True)):
             prompt: list[int] = s["prompt_token_ids"]
             shown = {name: value for name, value in s.items() if name != "prompt_token_ids"}
             shown["num_prompt_tokens"] = len(prompt)
@@ -97,7 +100,7 @@ class Events:
             shown["prompt"] = shown["pieces"] = None
             if self._tokenizer is not None:
                 shown["prompt"] = self._tokenizer.decode(prompt, skip_special_tokens=False)
-                shown["pieces"] = _pieces(self._tokenizer, prompt, generated, s["finish_reason"] == "stop")
+                shown["pieces"] = _pieces(self._tokenizer, prompt, generated, i in stopped_by)
             sequences.append(shown)
         return {
             "format": "tiny-vllm-trace",
@@ -195,7 +198,7 @@ def _rising(times: Iterator[float]) -> list[float]:
 
 
 def _pieces(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], stopped: bool) -> list[str]:
-    """What each token adds to the text. The last one nothing, if it ended the output."""
+    """What each token adds to the text: the last one nothing, if it ended the output. A stop string stays."""
     detokenizer = Detokenizer(tokenizer, prompt)
     ended_by = len(tokens) - 1 if stopped else len(tokens)
     pieces = ["" if i == ended_by else detokenizer.add([token]) for i, token in enumerate(tokens)]
