@@ -153,7 +153,8 @@ def test_what_the_tokens_spell(tmp_path: Path) -> None:
     for fields in ({}, {"stop": "wo"}, {"structured_outputs": {"choice": ["one two "]}}):
         engine.generate([fixtures.CHAIN_START], greedy(9, **fields))
     spelt = [s["pieces"] for s in engine.events().trace()["sequences"]]
-    assert spelt == [["on", "e t", "wo ", "three", ""], ["on", "e t", "wo "], ["on", "e t", "wo "]]
+    # Where a grammar leaves one text only, it is spelt as the tokenizer spells it.
+    assert spelt == [["on", "e t", "wo ", "three", ""], ["on", "e t", "wo "], list("one two ")]
 
 
 def test_files(rand_folder: Path, tmp_path: Path) -> None:
