@@ -146,7 +146,9 @@ bool stop_sequence(Engine& engine, const py::dict& requests, const py::dict& wat
   return stopped;
 }
 
-// For a sequence of a guided request: which tokens may come as its token number num_output_tokens.
+// For a sequence of a guided request: which tokens may come as its token number num_output_tokens. Since the caller
+// looked, a signal handler may have run a step, or ended the request and given its id to another one: then nothing is
+// changed, and the next step begins with a new look.
 bool allow_tokens(Engine& engine, const py::dict& requests, const py::object& request, int64_t index,
                   int64_t num_output_tokens, const py::bytes& allowed) {
   const py::str id = request.attr("request_id");
@@ -387,7 +389,7 @@ void bind_engine(py::module_& m) {
            py::arg("index"), "Ends one sequence, because its text has a stop string. False if it has ended already.")
       .def("allow_tokens", &allow_tokens, py::arg("requests"), py::arg("request"), py::arg("index"),
            py::arg("num_output_tokens"), py::arg("allowed"),
-           "Says which tokens may come next in a sequence of a guided request. False if it has ended.")
+           "Says which tokens may come next in a sequence of a guided request. False if it is not that token's turn.")
       .def("step", &step, py::arg("requests"), py::arg("watched"), py::arg("moved"),
            "Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.")
       .def_static(

@@ -208,9 +208,8 @@ bool Engine::allow_tokens(const std::string& id, int64_t index, int64_t num_outp
   const auto it = requests_.find(id);
   if (it == requests_.end() || index < 0 || index >= std::ssize(it->second.sequences)) return false;
   Request& request = *it->second.sequences[index];
-  if (request.state == RequestState::kFinished) return false;
-  TV_CHECK(request.is_guided() && request.num_output_tokens() == num_output_tokens, "allowed tokens for token ",
-           num_output_tokens, " of request ", id, "[", index, "], which has ", request.num_output_tokens(), " tokens");
+  TV_CHECK(request.is_guided(), "request ", id, "[", index, "] is not guided");
+  if (request.state == RequestState::kFinished || request.num_output_tokens() != num_output_tokens) return false;
   guide(request, std::move(allowed));
   return true;
 }

@@ -98,7 +98,7 @@ class Engine {
                    int64_t priority = 0, std::vector<uint32_t> allowed = {});
 
   // For a guided request, after each step that has brought a token: what may come as token number `num_output_tokens`
-  // (from 0) of this sequence. False when it has ended. Throws InternalError when it is another token's turn.
+  // (from 0) of this sequence. False, and no change, when it has ended, or when it is another token's turn.
   bool allow_tokens(const std::string& id, int64_t index, int64_t num_output_tokens, std::vector<uint32_t> allowed);
 
   // Ends all sequences of the request and gives their blocks back. False if there is no such request.

@@ -684,7 +684,7 @@ class Engine:
         ...
     def allow_tokens(self, requests: dict, request: typing.Any, index: typing.SupportsInt | typing.SupportsIndex, num_output_tokens: typing.SupportsInt | typing.SupportsIndex, allowed: bytes) -> bool:
         """
-        Says which tokens may come next in a sequence of a guided request. False if it has ended.
+        Says which tokens may come next in a sequence of a guided request. False if it is not that token's turn.
         """
     def check_invariants(self) -> None:
         ...

@@ -390,7 +390,7 @@ class Engine:
             raise InvalidRequestError("there are no events: make the engine with record_events=True")
         sequences, steps = self._call(self._core.events)
         about = self._core.info()
-        engine = {"model": str(self.model_folder), "device": about["device"]}
+        engine = {"model": self.model_folder.name, "device": about["device"]}
         engine |= {
             n: getattr(self.config, n) for n in ("scheduler", "scheduling_policy", "enable_prefix_caching")
         }
