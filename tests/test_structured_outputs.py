@@ -16,7 +16,7 @@ from typing import Any
 import fixtures
 import pytest
 from helpers import check_all_blocks_are_back, exact, finish, greedy, open_engine, prompt_of, solo, tokens_of
-from tiny_vllm import AsyncEngine, StructuredOutputsParams
+from tiny_vllm import AsyncEngine, StructuredOutputsParams, requests
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
@@ -242,6 +242,32 @@ def test_nothing_left_to_choose_ends_that_request_alone(rand_folder: Path) -> No
     assert ended.outputs[0].finish_reason == "error"
     assert "no token is allowed" in str(ended.outputs[0].stop_reason)
     assert exact(other) == exact(solo(rand_folder, [[1]], greedy(5))[0])
+    check_all_blocks_are_back(engine)
+
+
+def test_a_handler_steps_before_the_core_hears_what_may_come(
+    rand_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(rand_folder)
+    params = guided(60, regex="[a-m]{20}", seed=1)
+    expected = engine.generate([1, 2], params)[0].outputs[0].text
+    read = requests._Answer.guidance
+    handled: list[RequestOutput] = []
+    calls = 0
+
+    def guidance(self: requests._Answer) -> list[tuple[int, int, bytes]]:
+        nonlocal calls
+        found = read(self)
+        calls += 1
+        if calls in (3, 8, 9):
+            handled.extend(engine.step())
+        return found
+
+    monkeypatch.setattr(requests._Answer, "guidance", guidance)
+    engine.add_request("a", [1, 2], params)
+    last = finish(engine)
+    assert len(handled) == 3
+    assert last["a"].outputs[0].text == expected
     check_all_blocks_are_back(engine)
 
 

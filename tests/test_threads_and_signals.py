@@ -31,7 +31,7 @@ from helpers import (
     tokens_of,
 )
 from tiny_vllm import engine as engine_module
-from tiny_vllm import output_text, prompts, requests, turns
+from tiny_vllm import output_text, prompts, requests, structured_outputs, turns
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
 from tiny_vllm.outputs import RequestOutput
@@ -554,7 +554,8 @@ def test_a_second_ctrl_c_amid_the_clean_up(rand_folder: Path, monkeypatch: pytes
 
 
 PACKAGE_FILES = {
-    inspect.getsourcefile(module) for module in (engine_module, output_text, prompts, requests, turns)
+    inspect.getsourcefile(module)
+    for module in (engine_module, output_text, prompts, requests, structured_outputs, turns)
 }
 
 
@@ -617,7 +618,11 @@ class Reports:
 
 def test_ctrl_c_at_any_line_of_step(rand_folder: Path) -> None:
     """Each request gets all its tokens, and its end is reported once."""
-    params = {"a": SamplingParams(n=2, seed=1, max_tokens=2, logprobs=1), "b": greedy(3)}
+    params = {
+        "a": SamplingParams(n=2, seed=1, max_tokens=2, logprobs=1),
+        "b": greedy(3),
+        "c": greedy(structured_outputs={"choice": ["ab", "x"]}),
+    }
     expected = {name: exact(solo(rand_folder, ["hi"], p)[0]) for name, p in params.items()}
     engine = open_engine(rand_folder)
     for n in itertools.count(1):
@@ -626,7 +631,7 @@ def test_ctrl_c_at_any_line_of_step(rand_folder: Path) -> None:
         reports = Reports(engine)
         came = ctrl_c_at_line(n, reports.collect)
         reports.collect()
-        assert sorted(reports.ends) == ["a", "b"], n
+        assert sorted(reports.ends) == ["a", "b", "c"], n
         assert {name: exact(output) for name, output in reports.last.items()} == expected, n
         check_all_blocks_are_back(engine)
         if not came:
