@@ -1,0 +1,54 @@
+"""``tiny-vllm trace view``."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tiny_vllm.trace.format import TraceError, read_trace
+from tiny_vllm.trace.view import make_page
+
+trace_app = typer.Typer(
+    help="Look at what the engine decided.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@trace_app.callback()
+def _every_command() -> None:
+    """Keeps `view` a command of its own while it is the only one."""
+
+
+@trace_app.command()
+def view(
+    file: Annotated[Path, typer.Argument(help="A trace, as tiny-vllm run --trace FILE writes it.")],
+    file2: Annotated[
+        Path | None, typer.Argument(help="A second run of the same requests, to be shown beside it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page to write. Default: FILE with .html.")
+    ] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show the page in the browser.")
+    ] = False,
+) -> None:
+    """Make one HTML page of a trace: who sat where, which blocks were whose, and why."""
+    inputs = [file] if file2 is None else [file, file2]
+    page_file = output if output is not None else file.with_suffix(".html")
+    if page_file in inputs:
+        raise typer.BadParameter(
+            f"{page_file} is the trace; name another file for the page", param_hint="--output"
+        )
+    page = make_page([read_trace(path) for path in inputs], [path.name for path in inputs])
+    try:
+        page_file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"{page_file} cannot be written: {error.strerror}") from None
+    print(f"wrote {page_file}")
+    if open_page:
+        webbrowser.open(page_file.resolve().as_uri())
