@@ -311,7 +311,7 @@ MUSEUM = [
     Job("r1", f"{HOUSE_RULES} Who built the tower?", TOWER, 40, arrives_at_step=1),
     Job("r2", "Write three names for a cat.", CATS, 10, n=3, arrives_at_step=2),
     Job("r3", f"{HOUSE_RULES} Is there a café?", "Yes. Ground floor, and good cake.", arrives_at_step=3),
-    Job("r4", RIVERS, A_RIVER, 44, arrives_at_step=4),
+    Job("r4", RIVERS, A_RIVER, 40, arrives_at_step=4),
     Job("r5", f"{HOUSE_RULES} When do you close?", "At six, and at nine on Fridays.", arrives_at_step=6),
     Job("r6", "Count to ten.", "1 2 3 4 5 6 7 8 9 10", arrives_at_step=8, aborted_at_step=19),
     Job("r7", "Translate: good morning, <b>friend</b> & co.", "Guten Morgen, <i>Freund</i> & Co."),

@@ -191,8 +191,8 @@ function makeAxis(replay, byTime, domain, width) {
     right: (i) => GUTTER + end(i) * scale,
     at: (value) => GUTTER + value * scale,
     value: (x) => (x - GUTTER) / scale,
-    // Where the cursor stands at a position: at the end of what has happened.
-    cursor: (position) => GUTTER + (position > 0 ? end(Math.min(position, replay.records.length) - 1) : 0) * scale,
+    // Where the cursor stands: at that time, or after so many steps.
+    cursor: (value) => GUTTER + Math.min(domain, Math.max(0, value)) * scale,
   };
 }
 

@@ -107,9 +107,7 @@ class Run {
           { values: decodes, colour: first },
           { values: records.map((r, i) => r.num_tokens - decodes[i]), colour: second, hatched: true },
         ],
-        values: (r, i) => ({
-          decode: decodes[i], prefill: r.num_tokens - decodes[i], budget: engine.max_num_batched_tokens,
-        }),
+        values: (r, i) => ({ decode: decodes[i], prefill: r.num_tokens - decodes[i] }),
       },
     };
   }
@@ -143,8 +141,8 @@ class Run {
   }
 
   moveCursors() {
-    const { replay } = this;
-    const move = (cursor, axis) => { cursor.style.transform = `translateX(${axis.cursor(replay.position)}px)`; };
+    const { page } = this;
+    const move = (cursor, axis) => { cursor.style.transform = `translateX(${axis.cursor(page.stops[page.stop])}px)`; };
     move(this.chart.querySelector(".cursor"), this.axis);
     for (const cursor of this.body.querySelectorAll(".cursor")) move(cursor, this.curveAxis);
   }

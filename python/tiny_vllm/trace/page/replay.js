@@ -30,11 +30,15 @@ class Replay {
     const onlyReleases = !last.chunks.length && !last.preempted.length && !last.admitted.length;
     this.numSteps = this.records.length - (onlyReleases && this.records.length > 1 ? 1 : 0);
 
-    // The time of a step: from its scheduling to that of the next one, or to its end if that comes first. On a GPU the
-    // next step is scheduled while this one runs, so the steps' own times overlap; these do not.
-    this.starts = this.records.map((record) => record.times[0]);
-    this.ends = this.records.map((record, i) =>
-      i + 1 < this.records.length ? Math.min(record.times[3], this.records[i + 1].times[0]) : record.times[3]);
+    // The time of a step. On a GPU the next step is scheduled while this one runs, so the steps' own times overlap. Here
+    // each begins where the one before has ended, or later if the engine had nothing to do.
+    this.starts = [];
+    this.ends = [];
+    for (const { times } of this.records) {
+      const start = Math.max(times[0], this.ends.length ? this.ends[this.ends.length - 1] : 0);
+      this.starts.push(start);
+      this.ends.push(Math.max(start, times[3]));
+    }
 
     this.clear();
     this.firstPass();
@@ -314,7 +318,7 @@ class Replay {
     this.tokens = sum(this.records.map((record) => record.num_tokens));
     this.numGenerated = sum(this.records.map((record) => record.sampled.length));
     this.foundTokens = sum(this.records.map((record) => sum(record.admitted.map(([, found]) => found))));
-    this.seconds = this.records[this.records.length - 1].times[3] - this.starts[0];
+    this.seconds = this.ends[this.ends.length - 1] - this.starts[0];
   }
 
   // The share of seat-steps and of seat-time that nobody sat in, of `seats` seats.
