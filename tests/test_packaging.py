@@ -90,7 +90,10 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tiny_vllm"}
     assert len([name for name in names if name.endswith(".so")]) == 1
-    sources = [*(steps.ROOT / "python").rglob("*.py*"), *(steps.ROOT / "python").glob("tiny_vllm/trace/page/*")]
+    sources = [
+        *(steps.ROOT / "python").rglob("*.py*"),
+        *(steps.ROOT / "python").glob("tiny_vllm/trace/page/*"),
+    ]
     package = {p.relative_to(steps.ROOT / "python").as_posix() for p in sources}
     package = {name for name in package if "__pycache__" not in name}
     assert {

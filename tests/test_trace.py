@@ -248,21 +248,21 @@ def test_slider_shows_the_state_of_each_step(
         for sequence, computed in truth.computed.items():
             assert seen["computed"][sequence] == computed
             for at, block in enumerate(truth.tables[sequence]):
-                assert seen["filled"][block] >= min(block_size, max(0, computed - at * block_size))
-        if not record["sampled"]:  # or some who have ended are still shown where they sat
-            cached = {b for b in range(num_blocks) if seen["cached"][b]}
-            owned = {b for b in range(num_blocks) if seen["owners"][b]}
-            assert len(owned) == num_blocks - record["free_blocks"]
-            assert cached <= truth.findable | owned
+                ends = [seen["computed"][s] - at * block_size for s in expected.owners(num_blocks)[block]]
+                most = min(block_size, max(0, *ends))
+                # It is full as well when it was found, and its new owner has not gone on from it yet.
+                assert seen["filled"][block] in (most, block_size)
+        owned = {b for b in range(num_blocks) if seen["owners"][b]}
+        assert len(owned) == num_blocks - record["free_blocks"]
+        assert {b for b in range(num_blocks) if seen["cached"][b]} <= truth.findable - owned
     assert tab.complaints() == []
 
 
 def test_step_in_words(tab: Tab, pages: dict[str, Path]) -> None:
     """Admission, chunks, blocks, copies, preemption, ends: each is said in its step."""
     tab.open(pages["ahead"])
-    said = tab.js(
-        "page.stops.map((_, p) => (page.show(p), page.runs[0].body.querySelector('.events-panel').textContent))"
-    )
+    words = "page.runs[0].find('.events-panel').textContent"
+    said = tab.js(f"page.stops.map((_, p) => (page.show(p), {words}))")
     whole = " ".join(re.sub(r"\s+", " ", text) for text in said)
     for part in (
         "Before the first step",

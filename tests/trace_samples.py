@@ -114,7 +114,8 @@ class Recorder:
         key = (request.id, request.index)
         self.number[key] = len(self.sequences)
         self.living[key] = request
-        self.answers[key] = words(job.answer)[request.index :]  # siblings do not say the same
+        answer = words(f"{job.prompt} {job.answer}")[len(words(job.prompt)) :]
+        self.answers[key] = answer[request.index :]  # siblings do not say the same
         self.sequences.append(
             {
                 "request_id": request.id,
@@ -337,11 +338,11 @@ def museum(policy: str, run_ahead: bool = False) -> Recording:
 
 def same_requests(policy: str) -> Recording:
     """All there from the start, with answers of very different lengths: what static batching is bad at."""
-    text = words("and so the story goes on and on and nobody knows how it will end before the day comes")
+    text = ["and so the story goes on and on and nobody knows how it will end before the day comes"] * 4
     jobs = []
     for i in range(24):
         length = (5, 9, 60, 14, 7, 30, 11, 45)[(i * 5) % 8] + i % 3
-        answer = "".join((text * 4)[i % 7 : i % 7 + length])
+        answer = " ".join(" ".join(text).split(" ")[i % 7 : i % 7 + length])
         jobs.append(Job(f"r{i}", f"Tell story number {i}, please, as you told it to me as a child.", answer))
     engine = {
         "block_size": 8,

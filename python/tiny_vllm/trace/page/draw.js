@@ -327,7 +327,7 @@ function nameVisit(c, replay, look, axis, visit, y, row) {
   c.font = `600 11px ${look.palette.font}`;
   const text = replay.labelOf(visit.sequence);
   const needed = c.measureText(text).width + 6;
-  if (needed > width - 2) return;
+  if (needed > width * 0.7) return; // the bar says more than the name
   // After the prefill, if there is room: its stripes say something too.
   const decode = visit.runs.find((run) => run.kind === DECODE);
   let left = decode ? axis.left(decode.from) + 2 : x + 2;

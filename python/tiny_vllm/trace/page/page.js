@@ -226,6 +226,16 @@ class Run {
     }
   }
 
+  // Scrolls the list, and not the page, to the card of a request.
+  showCard(key) {
+    this.showTexts();
+    const list = this.find(".texts");
+    const card = [...list.children].find((child) => child.dataset.key === key);
+    if (!card) return;
+    const [inner, outer] = [card.getBoundingClientRect(), list.getBoundingClientRect()];
+    if (inner.top < outer.top || inner.bottom > outer.bottom) list.scrollTop += inner.top - outer.top - 4;
+  }
+
   cardOf(sequence) {
     if (this.cards.has(sequence)) return this.cards.get(sequence);
     const { replay } = this;
@@ -262,9 +272,11 @@ class Run {
 
   listen() {
     const { page, replay } = this;
-    this.grid.addEventListener("pointermove", (event) => {
+    const point = (event) => {
       this.focusOn(blockAt(this.gridLayout, replay.numBlocks, event.offsetX, event.offsetY), event.clientX, event.clientY);
-    });
+    };
+    this.grid.addEventListener("pointermove", point);
+    this.grid.addEventListener("pointerdown", point); // a finger does not hover
     this.grid.addEventListener("pointerleave", () => this.focusOn(-1));
     this.grid.addEventListener("blur", () => this.focusOn(-1));
     this.grid.addEventListener("click", (event) => {
@@ -577,6 +589,7 @@ class Page {
   choose(key) {
     this.chosen = key;
     this.applyLight(true);
+    if (key !== null) for (const run of this.runs) run.showCard(key);
   }
 
   applyLight(always = false) {
