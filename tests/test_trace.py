@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -256,6 +257,49 @@ def test_slider_shows_the_state_of_each_step(
         assert len(owned) == num_blocks - record["free_blocks"]
         assert {b for b in range(num_blocks) if seen["cached"][b]} <= truth.findable - owned
     assert tab.complaints() == []
+
+
+STATES = """(() => {
+  const replay = new Replay(args[0], "random");
+  return replay.records.map((_, i) => {
+    replay.seek(i + 1);
+    const cached = replay.cached.reduce((a, b) => a + b);
+    return [[...replay.tables], [...replay.computed], [...replay.filled], cached];
+  });
+})()"""
+
+
+def test_random_runs(tab: Tab, pages: dict[str, Path]) -> None:
+    """Tables, computed tokens and the filling of each block are the scheduler's own, in anything it does."""
+    tab.open(pages["continuous"])
+    seen = 0
+    for seed in range(40):
+        with contextlib.suppress(samples.UnseenEviction):
+            recording = samples.random_run(seed)
+            check_trace(recording.trace)
+            states = tab.js(STATES, recording.trace)
+            for state, truth, step in zip(states, recording.truth, recording.trace["steps"], strict=True):
+                check_state(state, truth, step, recording.trace["engine"]["block_size"])
+            seen += 1
+    assert seen > 20
+
+
+def check_state(state: list[Any], truth: samples.Truth, step: dict[str, Any], block_size: int) -> None:
+    tables, computed, filled, cached = dict(state[0]), state[1], state[2], state[3]
+    assert cached == step["cached_blocks"]
+    ended = set(tables) - set(
+        truth.tables
+    )  # by this step's tokens: the page shows them until they are released
+    assert {s: t for s, t in tables.items() if s not in ended} == truth.tables
+    expected: dict[int, int] = {}
+    for sequence, table in truth.tables.items():
+        assert computed[sequence] == truth.computed[sequence]
+        for at, block in enumerate(table):
+            tokens = min(block_size, max(0, computed[sequence] - at * block_size))
+            expected[block] = max(expected.get(block, 0), tokens)
+    for block in {block for sequence in ended for block in tables[sequence]}:
+        expected.pop(block, None)
+    assert {block: filled[block] for block in expected} == expected
 
 
 def test_step_in_words(tab: Tab, pages: dict[str, Path]) -> None:

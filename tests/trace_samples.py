@@ -8,6 +8,7 @@ compare a replay with.
 
 from __future__ import annotations
 
+import random
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,10 @@ class Job:
     n: int = 1
     arrives_at_step: int = 0
     aborted_at_step: int | None = None
+
+
+class UnseenEviction(Exception):
+    """An evicted block cannot be named: the block before it had gone first, so no text leads to it."""
 
 
 @dataclass
@@ -135,7 +140,10 @@ class Recorder:
     def leave(self, request: Request, reason: str) -> None:
         key = (request.id, request.index)
         sequence = self.sequences[self.number[key]]
-        sequence["end"], sequence["finish_reason"] = self.now, reason
+        if sequence["end"] is None:
+            sequence["end"], sequence["finish_reason"] = self.now, reason
+        if request in self.ended_unnoticed:
+            self.ended_unnoticed.remove(request)
         if request.block_table:
             self.released.append(self.number[key])
         self.texts[self.number[key]] = request.tokens
@@ -158,7 +166,8 @@ class Recorder:
         record = self.describe(plan)
         lost = findable_before - self.findable()
         record["evicted"] = sorted(lost)
-        assert self.blocks.stats["evictions"] - self.evictions == len(lost)
+        if self.blocks.stats["evictions"] - self.evictions != len(lost):
+            raise UnseenEviction
         self.evictions += len(lost)
         self.scheduler.commit(plan)
         forward_start = max(start + 0.0001, self.forward_end)
@@ -352,6 +361,38 @@ def same_requests(policy: str) -> Recording:
         "max_model_len": 120,
     }
     return record(policy, jobs, **engine)
+
+
+def random_run(seed: int) -> Recording:
+    """Anything at all, in little memory."""
+    draw = random.Random(seed)
+    jobs = []
+    for i in range(draw.randint(4, 14)):
+        shared = ["a", "b", "c", "d"] * 10
+        own = [draw.choice("xyz") for _ in range(draw.randint(0, 5))]
+        jobs.append(
+            Job(
+                f"r{i}",
+                " ".join(shared[: draw.choice([1, 5, 8, 16, 24, 40])] + own),
+                " ".join(draw.choice("klmno") for _ in range(draw.randint(1, 20))),
+                max_tokens=draw.choice([1, 2, 8, 30]),
+                n=draw.choice([1, 1, 1, 2, 3]),
+                arrives_at_step=draw.choice([0, 0, 1, 3, 9, 20]),
+                aborted_at_step=draw.choice([None, None, None, None, 0, 2, 5, 12]),
+            )
+        )
+    block_size = draw.choice([1, 2, 3, 4, 8])
+    return record(
+        draw.choice(["continuous", "continuous", "static"]),
+        jobs,
+        run_ahead=draw.random() < 0.5,
+        block_size=block_size,
+        num_blocks=draw.choice([300, 320, 400]) // block_size,
+        max_num_seqs=draw.choice([3, 6, 8]),
+        max_num_batched_tokens=draw.choice([4, 16, 40]),
+        max_model_len=80,
+        enable_prefix_caching=draw.random() < 0.8,
+    )
 
 
 def large(steps: int = 2000) -> Trace:

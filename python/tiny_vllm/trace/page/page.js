@@ -153,8 +153,8 @@ class Run {
     const shared = replay.owners.filter((owners) => owners.length > 1).length;
     const cached = replay.cached.reduce((a, b) => a + b, 0);
     const free = replay.numBlocks - owned - cached;
-    const text = `${replay.numBlocks.toLocaleString("en")} blocks of ${plural(replay.blockSize, "token")}: ` +
-      `${owned} owned (${shared} shared), ${cached} cached, ${free} free`;
+    const text = `${whole(replay.numBlocks)} blocks of ${plural(replay.blockSize, "token")}: ` +
+      `${whole(owned)} owned (${whole(shared)} shared), ${whole(cached)} cached, ${whole(free)} free`;
     setText(this.find(".pages-count"), text);
     this.grid.setAttribute("aria-label", `${text}. Arrow keys go from block to block.`);
     const i = Math.min(replay.position, replay.numSteps) - 1;

@@ -98,6 +98,7 @@ class Replay {
     const record = this.records[i];
     this.freed = [];
     this.retaken = []; // blocks that were nobody's and now are somebody's, and how: "evicted", "found" or "new"
+    this.found = new Map(); // sequence -> tokens found after its admission
     for (const sequence of record.released) this.leave(sequence, FINISHED);
     for (const sequence of record.preempted) this.leave(sequence, WAITING);
     for (const [sequence, found] of record.admitted) {
@@ -171,6 +172,7 @@ class Replay {
       this.tables.set(sequence, table);
     }
     for (const [sequence, at, block, replaces] of gains) {
+      if (replaces && !copied.has(block)) this.findMore(sequence, (at + 1) * this.blockSize);
       if (this.owners[block].length === 0) {
         // A block that was found in the prefix cache keeps what is in it. Blocks are found for a new sequence, as many
         // as its admission says, and later in place of blocks that it has not computed yet.
@@ -185,6 +187,13 @@ class Replay {
       }
       this.owners[block].push(sequence);
     }
+  }
+
+  // A running sequence has found the block that ends at this token in the prefix cache, in place of its own empty one.
+  findMore(sequence, end) {
+    const more = Math.max(0, end - this.computed[sequence]);
+    if (more) this.found.set(sequence, (this.found.get(sequence) || 0) + more);
+    this.computed[sequence] += more;
   }
 
   compute(sequence, start, end) {
@@ -208,7 +217,7 @@ class Replay {
     const rows = []; // of each record: [seat, sequence, kind]...
     this.newBlocks = new Int32Array(records.length);
     this.chunkKinds = [];
-    this.foundLater = []; // of each record: [sequence, tokens] found in the prefix cache after the admission
+    this.foundLater = []; // of each record: [sequence, tokens] found in the prefix cache after its admission
     this.preemptions = []; // [record, seat, sequence]
     for (let i = 0; i < records.length; ++i) {
       const record = records[i];
@@ -216,12 +225,8 @@ class Replay {
         this.preemptions.push([i, this.seats.indexOf(sequence), sequence]);
       }
       const known = record.chunks.map(([s]) => this.sequences[s].num_prompt_tokens + this.generated[s]);
-      const before = record.chunks.map(([s]) => this.computed[s]);
       this.apply(i);
-      const admitted = new Map(record.admitted);
-      this.foundLater.push(record.chunks
-        .map(([s, start], c) => [s, start - (admitted.has(s) ? admitted.get(s) : before[c])])
-        .filter(([, tokens]) => tokens > 0));
+      this.foundLater.push([...this.found]);
       for (const [block, how] of this.retaken) {
         if (how !== "found") this.newBlocks[i] += 1;
         const interval = open.get(block);
@@ -317,7 +322,8 @@ class Replay {
     const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
     this.tokens = sum(this.records.map((record) => record.num_tokens));
     this.numGenerated = sum(this.records.map((record) => record.sampled.length));
-    this.foundTokens = sum(this.records.map((record) => sum(record.admitted.map(([, found]) => found))));
+    const found = (list) => sum(list.map(([, tokens]) => tokens));
+    this.foundTokens = sum(this.records.map((record, i) => found(record.admitted) + found(this.foundLater[i])));
     this.seconds = this.ends[this.ends.length - 1] - this.starts[0];
   }
 

@@ -1,7 +1,11 @@
 // What happened in a step, in words. A part of a sentence is a string, or a number: the sequence whose name stands there.
 
 function plural(count, noun) {
-  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+function whole(number) {
+  return Math.round(number).toLocaleString("en");
 }
 
 function seconds(time) {
@@ -24,7 +28,7 @@ function names(sequences) {
 
 // The events of the record before `position`: a list of {kind, parts}.
 function eventsOf(replay, position) {
-  if (position === 0) return [{ kind: "note", parts: ["All blocks are free, and all seats are empty."] }];
+  if (position === 0) return [{ kind: "note", parts: ["all blocks are free, and all seats are empty"] }];
   const record = replay.records[position - 1];
   const kinds = replay.chunkKinds[position - 1];
   const events = [];
@@ -78,7 +82,7 @@ function headingOf(replay, position) {
   if (position > replay.numSteps) return "After the last step";
   const record = replay.records[position - 1];
   const budget = replay.engine.max_num_batched_tokens;
-  return `Step ${record.step}: ${record.num_tokens} of ${plural(budget, "token")}, ` +
+  return `Step ${record.step}: ${whole(record.num_tokens)} of ${plural(budget, "token")}, ` +
     `${seconds(record.times[3] - record.times[0])}`;
 }
 
@@ -88,7 +92,6 @@ function summaryOf(replay, seats) {
   const most = replay.engine.max_num_seqs;
   const allowed = seats < most ? ` in use, ${most} allowed` : "";
   const perSecond = replay.seconds > 0 ? replay.numGenerated / replay.seconds : 0;
-  const whole = (number) => Math.round(number).toLocaleString("en");
   return [
     ["of seat-time was empty", percent(empty.time), `${plural(seats, "seat")}${allowed}`],
     ["of seat-steps were filled", percent(1 - empty.steps), "somebody sat there"],
