@@ -26,9 +26,12 @@ def _every_command() -> None:
 
 @trace_app.command()
 def view(
-    file: Annotated[Path, typer.Argument(help="A trace, as tiny-vllm run --trace FILE writes it.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A trace, as tiny-vllm run --trace FILE writes it.")
+    ],
     file2: Annotated[
-        Path | None, typer.Argument(help="A second run of the same requests, to be shown beside it.")
+        Path | None,
+        typer.Argument(metavar="FILE2", help="A second run of the same requests, to be shown beside it."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write. Default: FILE with .html.")

@@ -265,7 +265,8 @@ function drawGantt(canvas, replay, layout, axis, look) {
     c.textAlign = "left";
     c.fillStyle = palette.ink;
     c.font = `600 12px ${palette.font}`;
-    c.fillText(axis.byTime ? `◂ done at ${seconds(replay.seconds)}` : `◂ done in ${replay.numSteps} steps`, ends + 8, (row * seats) / 2);
+    const words = axis.byTime ? `◂ done at ${seconds(replay.seconds)}` : `◂ done in ${replay.numSteps} steps`;
+    c.fillText(words, ends + 8, (row * seats) / 2);
   }
   drawAxis(c, palette, axis, row * seats + 3);
 }

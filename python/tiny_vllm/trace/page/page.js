@@ -273,7 +273,8 @@ class Run {
   listen() {
     const { page, replay } = this;
     const point = (event) => {
-      this.focusOn(blockAt(this.gridLayout, replay.numBlocks, event.offsetX, event.offsetY), event.clientX, event.clientY);
+      const block = blockAt(this.gridLayout, replay.numBlocks, event.offsetX, event.offsetY);
+      this.focusOn(block, event.clientX, event.clientY);
     };
     this.grid.addEventListener("pointermove", point);
     this.grid.addEventListener("pointerdown", point); // a finger does not hover
@@ -347,7 +348,8 @@ class Run {
         : `Block ${block}: free.`);
     } else {
       const many = owners.length > 1 ? `, shared by ${owners.length}` : "";
-      lines.push(`Block ${block}: ${replay.filled[block]} of ${size} tokens computed, reference count ${owners.length}${many}`);
+      lines.push(`Block ${block}: ${replay.filled[block]} of ${size} tokens computed, ` +
+        `reference count ${owners.length}${many}`);
       for (const sequence of owners.slice(0, 4)) lines.push(this.describeOwner(sequence, block));
       if (owners.length > 4) lines.push(`and ${owners.length - 4} more`);
     }
@@ -364,7 +366,8 @@ class Run {
     const parts = [];
     if (first < prompt) parts.push(s.prompt === null ? "of its prompt" : `of its prompt “${shorten(s.prompt, 70)}”`);
     if (end > prompt && s.pieces !== null) {
-      const made = s.pieces.slice(Math.max(0, first - prompt), Math.min(end - prompt, replay.generated[sequence])).join("");
+      const last = Math.min(end - prompt, replay.generated[sequence]);
+      const made = s.pieces.slice(Math.max(0, first - prompt), last).join("");
       if (made) parts.push(`answer “${shorten(made, 90)}”`);
     }
     return `${replay.labelOf(sequence)}: positions ${first} to ${end - 1}${parts.length ? `, ${parts.join(", ")}` : ""}`;
@@ -375,8 +378,8 @@ class Run {
     const step = `Step ${replay.records[i].step}, seat ${seat}`;
     if (kind === EMPTY) return `${step}: empty`;
     const chunk = replay.records[i].chunks.find(([s]) => s === sequence);
-    const what = { [PREFILL]: "prefill", [DECODE]: "decode", [HELD]: "nothing computed", [IN_VAIN]: "computed in vain" }[kind];
-    return `${step}: ${replay.labelOf(sequence)}, ${what}${chunk ? ` [${chunk[1]}, ${chunk[1] + chunk[2]})` : ""}`;
+    const names = { [PREFILL]: "prefill", [DECODE]: "decode", [HELD]: "nothing computed", [IN_VAIN]: "in vain" };
+    return `${step}: ${replay.labelOf(sequence)}, ${names[kind]}${chunk ? ` [${chunk[1]}, ${chunk[1] + chunk[2]})` : ""}`;
   }
 }
 
@@ -450,8 +453,9 @@ class Page {
   }
 
   build() {
-    const facts = (engine) => `${engine.model} on ${engine.device}, ${engine.num_blocks.toLocaleString("en")} blocks of ` +
-      `${engine.block_size}, ${plural(engine.max_num_seqs, "seat")}, up to ${plural(engine.max_num_batched_tokens, "token")} a step, ` +
+    const facts = (engine) => `${engine.model} on ${engine.device}, ` +
+      `${whole(engine.num_blocks)} blocks of ${engine.block_size}, ${plural(engine.max_num_seqs, "seat")}, ` +
+      `up to ${plural(engine.max_num_batched_tokens, "token")} a step, ` +
       `prefix cache ${engine.enable_prefix_caching ? "on" : "off"}`;
     const engines = this.runs.map((run) => run.replay.engine);
     const all = engines.map((engine) => `${engine.scheduler} batching (${engine.scheduling_policy}): ${facts(engine)}`);
@@ -603,7 +607,9 @@ class Page {
         drawGantt(run.gantt, run.replay, run.ganttLayout, run.axis, { ...run.look(this.palette), strong: !this.single });
         run.drawGrid();
         run.showTexts();
-        for (const name of run.body.querySelectorAll(".name")) name.classList.toggle("lit", name.dataset.key === this.lit);
+        for (const name of run.body.querySelectorAll(".name")) {
+          name.classList.toggle("lit", name.dataset.key === this.lit);
+        }
       }
     });
   }
