@@ -464,6 +464,24 @@ def test_without_a_tokenizer(tab: Tab, tmp_path: Path, recordings: dict[str, sam
     assert tab.complaints() == []
 
 
+def test_smallest_traces(tab: Tab, tmp_path: Path, recordings: dict[str, samples.Recording]) -> None:
+    """One step, in no time; an engine that did nothing; a log taken while requests were running."""
+    trace = recordings["continuous"].trace
+    one = {**trace, "steps": [{**trace["steps"][0], "times": [0, 0, 0, 0]}]}
+    empty = {key: [] if isinstance(value, list) else 0 for key, value in trace["steps"][0].items()}
+    nothing = {**trace, "sequences": [], "steps": [{**empty, "times": [0, 0, 0, 0], "free_blocks": 32}]}
+    running = {**trace, "steps": trace["steps"][:20]}
+    running["sequences"] = [{**s, "end": None, "finish_reason": None} for s in trace["sequences"]]
+    for i, traces in enumerate(([one], [nothing], [running], [nothing, trace])):
+        file = tmp_path / f"{i}.html"
+        file.write_text(make_page(traces), encoding="utf-8")
+        tab.open(file, hash="#step=1")
+        tab.js("(page.setAxis(true), page.show(1), page.show(page.stops.length), page.setAxis(false))")
+        assert "NaN" not in tab.js("document.body.innerText")
+        assert tab.complaints() == []
+        assert tab.js("page.stop === page.runs[0].replay.records.length || page.runs.length === 2")
+
+
 # Texts whose boxes must not meet: what holds no other text, unless one scrolls out of a box of its own.
 OVERLAPS = """(() => {
   const boxes = [];
