@@ -9,8 +9,9 @@ function whole(number) {
 }
 
 function seconds(time) {
-  if (time === 0) return "0 s";
-  return time < 0.1 ? `${(time * 1000).toPrecision(3)} ms` : `${time.toPrecision(3)} s`;
+  // With spaces at which no line ends.
+  if (time === 0) return "0\u00a0s";
+  return time < 0.1 ? `${(time * 1000).toPrecision(3)}\u00a0ms` : `${time.toPrecision(3)}\u00a0s`;
 }
 
 function percent(share) {
