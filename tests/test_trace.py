@@ -409,7 +409,7 @@ def test_side_by_side(tab: Tab, pages: dict[str, Path], pair: list[samples.Trace
     titles = tab.js("page.runs.map((run) => run.chart.querySelector('h3').textContent)")
     empty = []
     for title, trace in zip(titles, pair, strict=True):
-        found = re.fullmatch(r"\w+ batching: ([\d.]+) % of seat-time was empty, (\d+) steps, .* m?s", title)
+        found = re.fullmatch(r"\w+ batching: ([\d.]+) % of seat-time was empty, (\d+) steps, .*\sm?s", title)
         assert found
         steps = [step for step in trace["steps"] if step["chunks"]]
         assert int(found[2]) == len(steps)
