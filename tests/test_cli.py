@@ -18,6 +18,7 @@ import pytest
 import tiny_vllm
 from helpers import greedy, open_engine, python_process
 from tiny_vllm import EngineConfig, SamplingParams, _core, cache, cli
+from tiny_vllm.cli import options
 
 MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
 
@@ -222,10 +223,10 @@ def test_a_prompt_ends_at_the_end_of_its_line(tmp_path: Path, monkeypatch: pytes
     text = "\ufeffone\u2028line\r\n\x0btwo\x0c\x85\n \nthree"
     prompts = ["one\u2028line", "\x0btwo\x0c\x85", "three"]
     (tmp_path / "prompts.txt").write_bytes(text.encode("utf-8"))
-    assert cli._read_prompts(tmp_path / "prompts.txt") == prompts
+    assert cli.run._read_prompts(tmp_path / "prompts.txt") == prompts
     stdin = io.TextIOWrapper(io.BytesIO(text.encode("utf-8")), encoding="ascii")
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert cli._read_prompts(Path("-")) == prompts
+    assert cli.run._read_prompts(Path("-")) == prompts
 
 
 def _info_process(before: str = "") -> list[str]:
@@ -242,7 +243,7 @@ def test_a_full_disk_is_one_sentence() -> None:
 
 
 def test_a_letter_that_standard_output_lacks_is_one_sentence() -> None:
-    speak = "cli._core.build_info = lambda: {'compiler': 'caf\u00e9'}"
+    speak = "cli.info._core.build_info = lambda: {'compiler': 'caf\u00e9'}"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(_info_process(speak), capture_output=True, text=True, env=environment)
     assert (done.stdout, done.returncode) == ("Build\n", 1)
@@ -438,7 +439,7 @@ def test_bars_take_turns(
         print("[fetching]", file=sys.stderr)
         return Path(model)
 
-    monkeypatch.setattr(cli, "resolve_model", fetch)
+    monkeypatch.setattr(options, "resolve_model", fetch)
     _, _, err = run("run", "x", "--model", str(rand_folder), "--max-tokens", "1", *MODEL_OPTIONS)
     before, after = err.split("[fetching]")
     assert before == ""

@@ -1,0 +1,117 @@
+"""Options that several commands have: those of the engine, those of sampling, and the model."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import typer
+
+from tiny_vllm.cache import byte_progress
+from tiny_vllm.config import EngineConfig
+from tiny_vllm.engine import Engine
+from tiny_vllm.model_files import resolve_model
+
+Model = Annotated[
+    str | None, typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
+]
+
+
+class _Sampling(NamedTuple):
+    kind: Any
+    doc: str
+    none: str  # what it means to leave it out, where the model has no say
+
+
+SAMPLING = {
+    "max_tokens": _Sampling(int, "Most tokens to generate for each answer.", ""),
+    "temperature": _Sampling(float, "0 always takes the likeliest token; above 0 tokens are drawn.", ""),
+    "top_p": _Sampling(float, "Draw from the likeliest tokens that hold this much probability.", "from all"),
+    "top_k": _Sampling(int, "Draw from this many likeliest tokens.", "from all"),
+    "min_p": _Sampling(float, "Drop tokens less likely than this times the likeliest; 0 to 1.", "drop none"),
+    "repetition_penalty": _Sampling(
+        float, "Above 1: tokens of the prompt or the answer become less likely; 1 changes nothing.", ""
+    ),
+    "presence_penalty": _Sampling(
+        float, "Taken from the logit of each token that the answer has; -2 to 2.", ""
+    ),
+    "frequency_penalty": _Sampling(
+        float, "Taken from a token's logit for each time the answer has it; -2 to 2.", ""
+    ),
+    "seed": _Sampling(int, "Draw the same tokens each time.", "others each time"),
+}
+
+
+def _with_flags(command: Any, flags: list[inspect.Parameter], rest: bool) -> Any:
+    """The command with these flags after its own. With `rest` its `**options` may take still more."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = list(signature.parameters.values())
+    options = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+    own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *flags, *(options if rest else [])])
+    return command
+
+
+def _flag(name: str, default: Any, kind: Any, doc: str, group: str) -> inspect.Parameter:
+    annotation = Annotated[kind, typer.Option(help=doc, rich_help_panel=group)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_sampling_options(defaults: dict[str, Any], models: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """Gives a command the flags of sampling. For those in `models` the default is what the model asks for."""
+
+    def add_flags(command: Any) -> Any:
+        flags = []
+        for name, option in SAMPLING.items():
+            default = defaults.get(name)
+            none = "what the model asks for" if name in models else option.none
+            doc = f"{option.doc} Default: {none}." if default is None else option.doc
+            kind = option.kind | None if default is None else option.kind
+            flags.append(_flag(name, default, kind, doc, "Sampling options"))
+        return _with_flags(command, flags, rest=True)
+
+    return add_flags
+
+
+def with_engine_options(*left_out: str) -> Callable[[Any], Any]:
+    """Gives a command one flag for each field of EngineConfig, so that no option is written twice.
+
+    It is the outermost of the decorators: its flags stand last in the help.
+    """
+
+    def add_flags(command: Any) -> Any:
+        hints = get_type_hints(EngineConfig)
+        flags = []
+        for f in fields(EngineConfig):
+            if f.name in left_out:
+                continue
+            kind: Any = Literal[f.metadata["choices"]] if f.metadata["choices"] else hints[f.name]
+            doc = f.metadata["doc"]
+            flags.append(_flag(f.name, f.default, kind, f"{doc[0].upper()}{doc[1:]}.", "Engine options"))
+        return _with_flags(command, flags, rest=False)
+
+    return add_flags
+
+
+def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes what `with_sampling_options` added out of the options; the rest is the engine's."""
+    return {name: options.pop(name) for name in SAMPLING}
+
+
+def load(model: str | None, options: dict[str, Any]) -> Engine:
+    folder = resolve_model(model)  # may fetch and convert, with bars of its own
+    with byte_progress("Loading weights") as progress:
+        return Engine(folder, progress=progress, **options)
+
+
+def why_not_writable(file: Path) -> str:
+    """Said before the work and not after it. "" when the file can be written."""
+    if not file.parent.is_dir():
+        return "no such folder"
+    if file.exists():
+        return "" if os.access(file, os.W_OK) else "no permission to change this file"
+    return "" if os.access(file.parent, os.W_OK) else "no permission to write in this folder"
