@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import fixtures
 import pytest
+from helpers import Run
+from tiny_vllm import cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,3 +85,16 @@ def rand_bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = fixtures.write_rand(tmp_path_factory.mktemp("rand-bf16"), dtype="bfloat16")
     fixtures.write_byte_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the error stream were a terminal."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(cache.console, "is_interactive", True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import fixtures
+import pytest
+from tiny_vllm import cli
 from tiny_vllm.engine import Engine
 from tiny_vllm.outputs import CompletionOutput, RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
+
+# A small engine for the command line.
+MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
 
 DEVICE = os.environ.get("TINY_VLLM_TEST_DEVICE", "cpu")  # set by pytest --device
 
@@ -111,3 +118,26 @@ def python_process(script: str) -> list[str]:
         "-c",
         f"{begin}; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}",
     ]
+
+
+class Run:
+    """`tiny-vllm ARGUMENTS` in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
+        monkeypatch.setenv("COLUMNS", "80")
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+            monkeypatch.delenv(name, raising=False)
+
+    def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        self.monkeypatch.setattr(sys, "argv", ["tiny-vllm", *arguments])
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8"))))
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code
+        out, err = self.capsys.readouterr()
+        return int(str(code or 0)), out, err

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,39 +15,9 @@ import fixtures
 import numpy as np
 import pytest
 import tiny_vllm
-from helpers import greedy, open_engine, python_process
-from tiny_vllm import EngineConfig, SamplingParams, _core, cache, cli
+from helpers import MODEL_OPTIONS, Run, greedy, open_engine, python_process
+from tiny_vllm import EngineConfig, SamplingParams, _core, cli
 from tiny_vllm.cli import options
-
-MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
-
-
-class Run:
-    """`tiny-vllm ARGUMENTS` in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
-        monkeypatch.setenv("COLUMNS", "80")
-        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
-            monkeypatch.delenv(name, raising=False)
-
-    def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        self.monkeypatch.setattr(sys, "argv", ["tiny-vllm", *arguments])
-        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8"))))
-        try:
-            cli.main()
-            code: object = 0
-        except SystemExit as end:
-            code = end.code
-        out, err = self.capsys.readouterr()
-        return int(str(code or 0)), out, err
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
 
 
 def test_one_prompt(run: Run, rand_folder: Path) -> None:
@@ -420,14 +389,6 @@ def test_auto_does_not_profile_a_cpu_instead(run: Run, rand_folder: Path, tmp_pa
     assert err.startswith("DeviceError: profile times the kernels of a GPU, and there is none: ")
     assert len(err.splitlines()) == 1
     assert not file.exists()
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the error stream were a terminal."""
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(cache.console, "is_interactive", True)
 
 
 def test_bars_take_turns(

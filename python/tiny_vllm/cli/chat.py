@@ -215,10 +215,10 @@ class _Terminal:
             name, _, argument = text[1:].partition(" ")
             known = {name: c for c in _COMMANDS for name in c.names}
             if name not in known:
-                hint = did_you_mean(f"/{name}", [f"/{known_name}" for known_name in known])
+                hint = did_you_mean(f"/{name}", [f"/{other}" for other in known])
                 raise InvalidRequestError(
-                    f"there is no command /{name}{hint} /help lists them, and a message that begins with / is "
-                    "written with //"
+                    f"there is no command /{name}{hint}; /help lists them, and a message that begins with "
+                    "/ is written with //"
                 )
             known[name].run(self, argument.strip())
         else:
@@ -289,7 +289,7 @@ class _Terminal:
         name, _, word = argument.replace("=", " ").partition(" ")
         name, word = name.lstrip("-").replace("-", "_"), word.strip()
         if name not in SAMPLING or not word:
-            hint = did_you_mean(name, SAMPLING).rstrip(";") if name not in SAMPLING and name else ""
+            hint = did_you_mean(name, SAMPLING) if name not in SAMPLING and name else ""
             raise InvalidRequestError(
                 f"/set NAME VALUE, where NAME is one of {', '.join(SAMPLING)}, and VALUE a number, or "
                 f"default{hint}"
@@ -389,9 +389,9 @@ def _completions(line: str, word: str) -> list[str]:
     """What the tab key offers: commands, parameters and files."""
     name, space, _ = line.partition(" ")
     if not space:
-        known = [f"/{name}" for c in _COMMANDS for name in c.names] if line.startswith("/") else []
+        known = [f"/{name}{' ' if c.argument else ''}" for c in _COMMANDS for name in c.names]
     elif name == "/set" and line.count(" ") == 1:
-        known = list(SAMPLING)
+        known = [f"{name} " for name in SAMPLING]
     elif name in ("/save", "/load"):
         folder = Path(word).expanduser() if word.endswith("/") else Path(word).expanduser().parent
         prefix = word[: word.rfind("/") + 1]
@@ -401,4 +401,4 @@ def _completions(line: str, word: str) -> list[str]:
             known = []
     else:
         known = []
-    return [name for name in known if name.startswith(word)]
+    return [name for name in known if word and name.startswith(word)]

@@ -173,15 +173,14 @@ class Conversation:
     # ---- what was said -------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forgets all messages. The system message stays."""
-        self.messages, self.unsent, self.last = [], None, None
+        """Forgets all messages. The system message stays, and so does one that could not be sent."""
+        self.messages, self.last = [], None
 
     def undo(self) -> str | None:
         """Forgets the last message of the user and the answer to it; returns that message."""
         users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not users:
             return None
-        self.unsent = None
         text = str(self.messages[users[-1]]["content"])
         self.messages = self.messages[: users[-1]]
         return text
@@ -215,7 +214,7 @@ class Conversation:
         if messages and messages[0]["role"] == "system":
             self.system = messages.pop(0)["content"]
         self.clear()
-        self.messages = messages
+        self.messages, self.unsent = messages, None
 
 
 def _figures(output: RequestOutput) -> Turn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 import signal
 import tempfile
@@ -157,12 +158,15 @@ def _work_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """What is inside is not left half done: Ctrl-C comes after it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """What is inside is not left half done. It is short, and a Ctrl-C that comes then is too late.
+
+    Not by a mask, which is one thread's: another one, as numpy has them, would take the signal.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def _put(made: Path, target: Path, work: Path) -> None:
@@ -228,5 +232,4 @@ def _report(target: Path) -> None:
     files = [target] if target.is_file() else sorted(p for p in target.rglob("*") if p.is_file())
     for path in files:
         print(f"{path}: {size(path.stat().st_size)}")
-    words = str(target) if str(target).replace("/", "").replace("-", "").isalnum() else f"'{target}'"
-    print(f'run it with: tiny-vllm run --model {words} "Hello"')
+    print(f'run it with: tiny-vllm run --model {shlex.quote(str(target))} "Hello"')

@@ -27,6 +27,6 @@ def size(number: float) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question with the closest known word after a semicolon; a semicolon alone when none is close."""
+    """The question whether the closest known word was meant, or "" when none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ";"
+    return f" (did you mean {close[0]}?)" if close else ""
