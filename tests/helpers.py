@@ -8,14 +8,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fixtures
-import pytest
-from tiny_vllm import cli
 from tiny_vllm.engine import Engine
 from tiny_vllm.outputs import CompletionOutput, RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import pytest
 
 # A small engine for the command line.
 MODEL_OPTIONS = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory-bytes", "4194304"]
@@ -132,6 +133,8 @@ class Run:
 
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
+        from tiny_vllm import cli  # not for those who need another helper, in a process of their own
+
         self.monkeypatch.setattr(sys, "argv", ["tiny-vllm", *arguments])
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8"))))
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +25,8 @@ class Hub:
     gated: bool = False  # a token alone is not enough
     cut_after: int | None = None  # once: break the connection after so many bytes of the largest file
     broken: str | None = None  # the server fails at this file
+    slow: bool = False  # files come a megabyte at a time, 50 in a second at most
+    sent: int = 0  # bytes of slow files so far
     log: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     endpoint: str = ""
 
@@ -119,7 +122,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
             return
+        if hub.slow and body:
+            return self._trickle(status, part, headers)
         self._send(status, part, headers, body)
+
+    def _trickle(self, status: int, part: bytes, headers: dict[str, str]) -> None:
+        self._send(status, part, headers, False)  # the head alone
+        with suppress(ConnectionError):  # the reader may leave
+            for begin in range(0, len(part), 1 << 20):
+                self.wfile.write(part[begin : begin + (1 << 20)])
+                self.hub.sent += 1 << 20
+                time.sleep(0.02)
+        self.close_connection = True
 
 
 @contextmanager

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import python_process
 from hub_server import Hub, serve
 
 MODEL = "org/some-model.v1"
@@ -58,14 +61,23 @@ print(json.dumps(answers))
 """
 
 
+def variables(hub: Hub, home: Path) -> dict[str, str]:
+    """The environment of a process that knows this Hub only."""
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    found.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(home), HF_HUB_DISABLE_TELEMETRY="1")
+    found.update(HF_HUB_DISABLE_XET="1", NO_PROXY="127.0.0.1")
+    return found
+
+
 def download(hub: Hub, home: Path, *calls: dict[str, Any], **environment: str) -> list[Any]:
     """Results of hub.download(MODEL, **call) in a new process: a path, or the kind and text of the error."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    variables.update(HF_ENDPOINT=hub.endpoint, HF_HOME=str(home), HF_HUB_DISABLE_TELEMETRY="1")
-    variables.update(HF_HUB_DISABLE_XET="1", NO_PROXY="127.0.0.1", **environment)
     arguments = json.dumps([{"model_id": MODEL, **call} for call in calls or ({},)])
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, arguments], env=variables, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SCRIPT, arguments],
+        env={**variables(hub, home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     assert "Fetching" not in result.stderr  # no bar where there is no terminal
@@ -119,6 +131,26 @@ def test_revisions_and_another_cache(tmp_path: Path) -> None:
     assert "(revision no-such-branch) exists, but not in this revision" in refusal(unknown)
     assert files_in(elsewhere) == SMALL
     assert Path(elsewhere).is_relative_to(tmp_path / "caché 2")
+
+
+def test_ctrl_c_ends_a_download(tmp_path: Path) -> None:
+    """Within a piece of a file, and not when the file is whole."""
+    weights = bytes(1 << 20) * 400
+    files = {**SMALL, "model.safetensors": weights}
+    with serve(Hub(MODEL, {FIRST: files}, {"main": FIRST}, slow=True)) as hub:
+        process = subprocess.Popen(
+            python_process(f"from tiny_vllm.hub import download\ndownload({MODEL!r})"),
+            env=variables(hub, tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while hub.sent < 12 << 20:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert hub.sent < len(weights) // 2
 
 
 @pytest.mark.slow

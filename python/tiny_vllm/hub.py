@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +50,28 @@ def download(
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
+    stopped = threading.Event()
+    bars: list[Bar] = []
+
     class Bar(tqdm):
-        """The Hub's own bar, but only in a terminal."""
+        """The Hub's own bar, but only in a terminal, and gone when done."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            hidden = {} if console.is_interactive else {"disable": True}
-            super().__init__(*args, **{**options, **hidden})  # type: ignore[no-untyped-call]
+            how = {"leave": False} if console.is_interactive else {"disable": True}
+            super().__init__(*args, **{**options, **how})  # type: ignore[no-untyped-call]
+            bars.append(self)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if stopped.is_set():
+                raise InterruptedError  # a thread of the library would else fetch its file to the end
+            return super().update(n)  # type: ignore[no-any-return]
 
     what = f"{model_id} (revision {revision})" if revision else model_id
     try:
-        folder = Path(
-            snapshot_download(
+        # In a thread, because the library answers to Ctrl-C only when the files that it fetches are whole.
+        with ThreadPoolExecutor(1) as pool:
+            work = pool.submit(
+                snapshot_download,
                 model_id,
                 revision=revision,
                 token=token,
@@ -68,11 +81,18 @@ def download(
                 ignore_patterns=_UNWANTED,
                 tqdm_class=Bar,
             )
-        )
+            try:
+                folder = Path(work.result())
+            except BaseException:
+                stopped.set()
+                raise
     except (
         Exception
     ) as error:  # of many kinds, also of the library underneath, which differs between versions
         raise ModelLoadError(f"model {what} {_explain(error, model_id, bool(local_files_only))}") from None
+    finally:
+        for bar in reversed(bars):  # the library leaves some open, and the cursor between them
+            bar.close()
     _check_complete(folder, what)
     return folder
 

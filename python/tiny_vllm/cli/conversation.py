@@ -135,13 +135,12 @@ class Conversation:
         output: RequestOutput | None = None
         text = ""
         try:
-            while not self._stopped:  # it may have come before the stream was there
-                output = next(stream, None) or output
-                if output is None or (output.outputs[0].text == text and output.finished):
-                    break
+            if self._stopped:  # before there was a stream to close
+                stream.close()
+            for output in stream:
                 show(output.outputs[0].text[len(text) :])
                 text = output.outputs[0].text
-                if output.finished:
+                if self._stopped:
                     break
         finally:
             self._stream = None
