@@ -227,8 +227,12 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def interrupt(self) -> None:
-        """Ctrl-C at the prompt, once readline listens: one that comes at the same moment waits for a key."""
-        time.sleep(0.2)
+        """Ctrl-C, once the program waits for a key: readline sees an earlier one with the next key only."""
+        calm = 0
+        while calm < 5:
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ", 1)[1][0]
+            calm = calm + 1 if state == "S" else 0
+            time.sleep(0.02)
         self.send("\x03")
 
     def say(self, text: str, pattern: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -99,6 +100,23 @@ class _Leave(Exception):
     """Ends the loop."""
 
 
+@contextlib.contextmanager
+def _no_output_lost() -> Iterator[None]:
+    """Ctrl-C makes a terminal drop what was printed and is not on the screen yet. Here it does not."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except termios.error:  # the terminal is gone
+        yield
+        return
+    kept = [*before[:3], before[3] | termios.NOFLSH, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, kept)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 class _Terminal:
     """Reads messages and commands from a terminal."""
 
@@ -140,7 +158,8 @@ class _Terminal:
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
-            yield
+            with _no_output_lost():
+                yield
         finally:
             signal.signal(signal.SIGINT, before)
 
