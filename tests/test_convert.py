@@ -127,6 +127,13 @@ def test_force_replaces_models_only(run: Run, gguf: Path, rand_folder: Path, tmp
     code, _, err = run("convert", str(gguf), str(photos), "--force")
     assert code == 2
     assert "photos is not a model folder, and --force replaces nothing else" in err
+    (target / "checkpoints").mkdir()
+    assert run("convert", str(gguf), str(target), "--force")[0] == 2  # somebody's other work
+    (target / "checkpoints").rmdir()
+    shutil.copy(gguf, target / "inside.gguf")
+    code, _, err = run("convert", str(target / "inside.gguf"), str(target), "--force")
+    assert code == 2
+    assert "lie one in the other" in err
     code, _, err = run("convert", str(gguf), str(gguf), "--force")
     assert code == 2
     assert "is SOURCE itself" in err

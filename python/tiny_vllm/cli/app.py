@@ -69,7 +69,10 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback(epilog="tiny-vllm COMMAND --help says more of each command.")
+@app.callback(
+    epilog="tiny-vllm COMMAND --help says more of each command. The two options of completion also take the "
+    f"name of a shell: {', '.join(_SHELLS)}."
+)
 def _every_command(
     version: Annotated[
         bool,

@@ -71,7 +71,7 @@ def convert(
     folder = None if gguf is not None else resolve_model(None if source == "bundled" else source)
     if folder is not None:
         read_config_json(folder)
-        _check_apart(folder, target)
+    _check_apart(folder or given, target)
     try:
         with _work_folder(target) as work:
             if gguf is not None:
@@ -118,17 +118,23 @@ def _check_target(target: Path, source: Path, is_file: bool, force: bool) -> Non
         return
     if not force:
         refuse("exists already; give a new name, or --force to replace it")
-    # --force is for models. It must not take a folder of photographs along.
-    is_model = target.is_file() if is_file else target.is_dir() and (target / "config.json").is_file()
+    is_model = target.is_file() if is_file else _is_model_folder(target)
     if target.is_symlink() or not is_model:
         refuse(f"is not a {'file' if is_file else 'model folder'}, and --force replaces nothing else")
 
 
-def _check_apart(folder: Path, target: Path) -> None:
-    here, there = folder.resolve(), target.resolve()
+def _is_model_folder(folder: Path) -> bool:
+    """And nothing else: what --force replaces must not take somebody's other work along."""
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    return all(path.name == "additional_chat_templates" or path.is_file() for path in folder.iterdir())
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    here, there = source.resolve(), target.resolve()
     if here == there or there in here.parents or here in there.parents:
         raise typer.BadParameter(
-            f"{target} and the model's own folder lie one in the other; give another name",
+            f"{target} and SOURCE lie one in the other; give another name",
             param_hint="TARGET",
         )
 
