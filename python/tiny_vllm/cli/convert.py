@@ -59,9 +59,10 @@ def convert(
     ],
     force: Annotated[bool, typer.Option("--force", help="Replace TARGET if it is a model already.")] = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, with bfloat16 weights if it comes from a GGUF file.
+    """Write a model as a Hugging Face folder or a GGUF file.
 
-    TARGET appears whole or not at all. The files of a folder are copied as they are.
+    TARGET appears whole or not at all. Files from a Hugging Face folder to another are copied as they are;
+    otherwise weights become bfloat16.
     """
     target = target.expanduser()
     given = Path(source).expanduser()
