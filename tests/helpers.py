@@ -101,6 +101,28 @@ def check_all_blocks_are_back(engine: Engine) -> None:
     engine._core.check_invariants()
 
 
+def run_a_day(engine: Engine) -> dict[str, RequestOutput]:
+    """Prompts with a beginning in common, n > 1, an abort, more than there is room for."""
+    common = prompt_of(40)
+    for i in range(5):
+        engine.add_request(f"common-{i}", [*common, i], greedy(12))
+    engine.add_request("three", prompt_of(20, seed=2), SamplingParams(n=3, seed=1, max_tokens=15))
+    outputs: dict[str, RequestOutput] = {}
+    for i in range(200):
+        if i == 4:
+            engine.add_request("gone", prompt_of(30, seed=3), greedy(40))
+            engine.add_request("text", prompt_of(70, seed=4), greedy(9))
+        if i == 11:
+            engine.abort_request("gone")
+        for output in engine.step():
+            outputs[output.request_id] = output
+        if i > 11 and not engine.has_unfinished_requests():
+            break
+    outputs.update(finish(engine))
+    check_all_blocks_are_back(engine)
+    return outputs
+
+
 def solo(folder: Path, prompts: Sequence[Any], params: SamplingParams, **options: Any) -> list[RequestOutput]:
     """Each prompt alone in an engine with a huge pool and no prefix cache: the oracle of scheduling tests."""
     engine = open_engine(folder, enable_prefix_caching=False, **options)

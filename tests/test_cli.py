@@ -18,6 +18,7 @@ import tiny_vllm
 from helpers import MODEL_OPTIONS, Run, greedy, open_engine, python_process
 from tiny_vllm import EngineConfig, SamplingParams, _core, cli
 from tiny_vllm.cli import options
+from tiny_vllm.trace import read_trace
 
 
 def test_one_prompt(run: Run, rand_folder: Path) -> None:
@@ -263,9 +264,45 @@ def test_the_help_fits_80_columns(run: Run) -> None:
         assert max(map(len, out.splitlines())) <= 80
         assert "…" not in out
         assert out.startswith(f"Usage: tiny-vllm {command} ")
+        left_out |= {"record_events", "scheduling_policy"}  # --trace; and no request has a priority here
         for f in fields(EngineConfig):
             name = re.search(rf"--{f.name.replace('_', '-')}\s", out)
             assert (name is not None) == (f.name not in left_out), f.name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "ab"],
+        ["run", "ab", "cd", "--scheduler", "static"],
+        ["bench", "decode-1", "--max-model-len", "256"],
+    ],
+)
+def test_trace(run: Run, rand_folder: Path, tmp_path: Path, arguments: list[str]) -> None:
+    """It can be viewed, and answers and exit code are as without it."""
+    options = ["--model", str(rand_folder), "--dtype", "float32"]
+    options += ["--max-tokens", "5"] if arguments[0] == "run" else []
+    file = tmp_path / "x.json"
+    code, out, err = run(*arguments, *options, "--trace", str(file))
+    assert code == 0
+    assert f"wrote {file} (look at it: tiny-vllm trace view {file}) and {tmp_path}/x.perfetto.json" in err
+    if arguments[0] == "run":
+        assert run(*arguments, *options)[:2] == (0, out)
+    assert read_trace(file)["engine"]["scheduler"] == ("static" if "static" in arguments else "continuous")
+    assert run("trace", "view", str(file)) == (0, f"wrote {tmp_path / 'x.html'}\n", "")
+    code, _, err = run(*arguments, *options, "--trace", str(tmp_path / "no/x.json"))
+    assert code == 2
+    assert "no/x.json cannot be written: no such folder" in " ".join(err.split())
+
+
+def test_a_trace_of_what_came_to_a_bad_end(run: Run, rand_folder: Path, tmp_path: Path) -> None:
+    long = "x" * 2000
+    file = tmp_path / "x.json"
+    options = ["--model", str(rand_folder), "--max-tokens", "2", "--trace", str(file)]
+    code, _, err = run("run", "ab", long, *options)
+    assert code == 1
+    assert f"wrote {file}" in err
+    assert len(read_trace(file)["sequences"]) == 1
 
 
 def test_version(run: Run) -> None:

@@ -82,9 +82,9 @@ def test_the_help_of_every_command(run: Run) -> None:
     assert code == 0
     commands = [line.split()[0] for line in out.split("Commands:\n")[1].split("\n\n")[0].splitlines()]
     assert commands[:2] == ["run", "chat"]
-    assert {"bench", "convert", "info"} <= set(commands)
-    for command in commands:
-        code, out, _ = run(command, "--help")
+    assert {"bench", "trace", "convert", "info"} <= set(commands)
+    for command in ["trace view" if name == "trace" else name for name in commands]:
+        code, out, _ = run(*command.split(), "--help")
         assert code == 0
         assert max(map(len, out.splitlines())) <= 80
         titles = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import trace_samples as samples
 from browser import Tab, start_chromium
+from helpers import open_engine, run_a_day
+from tiny_vllm.cli.trace import trace_app
 from tiny_vllm.errors import Error
 from tiny_vllm.trace import TraceError, check_trace, make_page, read_trace
-from tiny_vllm.trace.command import trace_app
 from trace_replay import replay, texts
 from typer.testing import CliRunner
 
@@ -282,6 +283,21 @@ def test_random_runs(tab: Tab, pages: dict[str, Path]) -> None:
                 check_state(state, truth, step, recording.trace["engine"]["block_size"])
             seen += 1
     assert seen > 20
+
+
+@pytest.mark.parametrize("scheduler", ["continuous", "static"])
+def test_the_engines_own_trace(tab: Tab, pages: dict[str, Path], rand_folder: Path, scheduler: str) -> None:
+    """As --trace writes it, of a run with preemptions, evictions, forks and an abort."""
+    engine = open_engine(rand_folder, record_events=True, num_blocks=30, block_size=4, scheduler=scheduler)
+    run_a_day(engine)
+    assert scheduler == "static" or engine.metrics()["num_preemptions"] > 0
+    assert engine.metrics()["num_evictions"] > 0
+    trace = json.loads(json.dumps(engine.events().trace()))
+    check_trace(trace)
+    tab.open(pages["continuous"])
+    for i, (tables, _, _, cached) in enumerate(tab.js(STATES, trace)):
+        assert dict(tables) == replay(trace, i + 1).tables
+        assert cached == trace["steps"][i]["cached_blocks"]
 
 
 def check_state(state: list[Any], truth: samples.Truth, step: dict[str, Any], block_size: int) -> None:

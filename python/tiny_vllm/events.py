@@ -179,11 +179,15 @@ class Events:
         Returns both paths. Raises OSError when one cannot be written.
         """
         path = Path(path)
-        perfetto = path.with_name(f"{path.name.removesuffix('.json')}.perfetto.json")
+        perfetto = perfetto_file(path)
         for file, content in ((path, self.trace()), (perfetto, self.chrome_trace())):
             text = json.dumps(content, separators=(",", ":"), allow_nan=False)
             file.write_text(text + "\n", encoding="utf-8")
         return path, perfetto
+
+
+def perfetto_file(trace: Path) -> Path:
+    return trace.with_name(f"{trace.name.removesuffix('.json')}.perfetto.json")
 
 
 _ROWS = ("schedule", "forward", "forward, started early", "sample")

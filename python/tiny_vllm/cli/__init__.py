@@ -1,4 +1,4 @@
-"""The command line: ``tiny-vllm run``, ``chat``, ``bench``, ``convert`` and ``info``.
+"""The command line: ``tiny-vllm run``, ``chat``, ``bench``, ``trace``, ``convert`` and ``info``.
 
 Each command is a file. Importing it makes the command known; the help lists them in this order.
 """
@@ -11,8 +11,9 @@ from tiny_vllm.cli.app import main
 from tiny_vllm.cli import run
 from tiny_vllm.cli import chat
 from tiny_vllm.cli import bench
+from tiny_vllm.cli import trace
 from tiny_vllm.cli import convert
 from tiny_vllm.cli import info
 # isort: on
 
-__all__ = ["bench", "chat", "convert", "info", "main", "run"]
+__all__ = ["bench", "chat", "convert", "info", "main", "run", "trace"]

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from tiny_vllm.cli.app import command
-from tiny_vllm.cli.options import Model, load, why_not_writable, with_engine_options
+from tiny_vllm.cli.options import (
+    Model,
+    Trace,
+    check_trace_file,
+    load,
+    traced,
+    why_not_writable,
+    with_engine_options,
+)
 from tiny_vllm.cli.output import counted
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
@@ -55,6 +63,7 @@ def bench(
             "ui.perfetto.dev to FILE.",
         ),
     ] = None,
+    trace: Trace = None,
     **options: Any,
 ) -> None:
     """Run a named load once warm, and print its speed. What nsys.sh and ncu.sh profile."""
@@ -62,8 +71,15 @@ def bench(
         raise typer.BadParameter(f"{scenario!r} is not one of {', '.join(_SCENARIOS)}")
     if profile is not None and (reason := why_not_writable(profile)):
         raise typer.BadParameter(f"{profile} cannot be written: {reason}", param_hint="--profile")
+    check_trace_file(trace)
+    options |= {"enable_prefix_caching": False, "profile": profile is not None}
+    engine = load(model, {**options, "record_events": trace is not None})
+    with traced(engine, trace):  # the warm-up too
+        _run(engine, scenario, profile)
+
+
+def _run(engine: Engine, scenario: str, profile: Path | None) -> None:
     requests, prompt_tokens, new_tokens = _SCENARIOS[scenario]
-    engine = load(model, {**options, "enable_prefix_caching": False, "profile": profile is not None})
     vocab_size = engine.info()["vocab_size"]
     prompts = [[(7919 * i + 104729 * r) % vocab_size for i in range(prompt_tokens)] for r in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)

@@ -19,8 +19,11 @@ from tiny_vllm.cli.conversation import MAX_TOKENS, Conversation, DoesNotFit
 from tiny_vllm.cli.options import (
     SAMPLING,
     Model,
+    Trace,
+    check_trace_file,
     load,
     take_sampling,
+    traced,
     with_engine_options,
     with_sampling_options,
 )
@@ -47,6 +50,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What the model is told before the conversation.")
     ] = None,
+    trace: Trace = None,
     **options: Any,
 ) -> None:
     """Talk with a model; /help there lists what else you can do. Ctrl-C stops an answer, Ctrl-D leaves.
@@ -58,11 +62,14 @@ def chat(
     """
     given = {name: value for name, value in take_sampling(options).items() if value is not None}
     SamplingParams(**given)  # what is out of range is said before the model is loaded
-    conversation = Conversation(load(model, options), given, system)
-    if sys.stdin.isatty():
-        _Terminal(conversation).talk(model or NAME)
-    elif not _answer_lines(conversation):
-        raise typer.Exit(1)
+    check_trace_file(trace)
+    engine = load(model, {**options, "record_events": trace is not None})
+    conversation = Conversation(engine, given, system)
+    with traced(engine, trace):
+        if sys.stdin.isatty():
+            _Terminal(conversation).talk(model or NAME)
+        elif not _answer_lines(conversation):
+            raise typer.Exit(1)
 
 
 def _print_piece(text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
@@ -12,13 +13,31 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import typer
 
 from tiny_vllm.cache import byte_progress
+from tiny_vllm.cli.output import say
 from tiny_vllm.config import EngineConfig
 from tiny_vllm.engine import Engine
+from tiny_vllm.errors import Error
+from tiny_vllm.events import perfetto_file
 from tiny_vllm.model_files import resolve_model
 
 Model = Annotated[
     str | None, typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
 ]
+
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        dir_okay=False,
+        readable=False,
+        help="Write what the scheduler did to FILE, for tiny-vllm trace view, and a timeline for "
+        "ui.perfetto.dev beside it.",
+    ),
+]
+
+# --trace sets the first, and a policy that goes by priorities needs requests that have some.
+_NO_FLAGS = ("record_events", "scheduling_policy")
 
 
 class _Sampling(NamedTuple):
@@ -87,7 +106,7 @@ def with_engine_options(*left_out: str) -> Callable[[Any], Any]:
         hints = get_type_hints(EngineConfig)
         flags = []
         for f in fields(EngineConfig):
-            if f.name in left_out:
+            if f.name in left_out or f.name in _NO_FLAGS:
                 continue
             kind: Any = Literal[f.metadata["choices"]] if f.metadata["choices"] else hints[f.name]
             doc = f.metadata["doc"]
@@ -106,6 +125,26 @@ def load(model: str | None, options: dict[str, Any]) -> Engine:
     folder = resolve_model(model)  # may fetch and convert, with bars of its own
     with byte_progress("Loading weights") as progress:
         return Engine(folder, progress=progress, **options)
+
+
+def check_trace_file(file: Path | None) -> None:
+    for each in [] if file is None else [file, perfetto_file(file)]:
+        if reason := why_not_writable(each):
+            raise typer.BadParameter(f"{each} cannot be written: {reason}", param_hint="--trace")
+
+
+@contextmanager
+def traced(engine: Engine, file: Path | None) -> Iterator[None]:
+    """Afterwards the trace is written, also of what came to a bad end. The engine has record_events then."""
+    try:
+        yield
+    finally:
+        if file is not None:
+            try:
+                files = engine.events().write(file)
+            except OSError as error:
+                raise Error(f"{error.filename} cannot be written: {error.strerror}") from None
+            say(f"wrote {files[0]} (look at it: tiny-vllm trace view {files[0]}) and {files[1]}")
 
 
 def why_not_writable(file: Path) -> str:

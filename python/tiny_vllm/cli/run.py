@@ -14,7 +14,16 @@ import typer
 from tiny_vllm import _core
 from tiny_vllm.cache import count_progress
 from tiny_vllm.cli.app import command
-from tiny_vllm.cli.options import Model, load, take_sampling, with_engine_options, with_sampling_options
+from tiny_vllm.cli.options import (
+    Model,
+    Trace,
+    check_trace_file,
+    load,
+    take_sampling,
+    traced,
+    with_engine_options,
+    with_sampling_options,
+)
 from tiny_vllm.cli.output import counted, say
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error
@@ -35,6 +44,7 @@ _DEFAULTS = {
     tiny-vllm run "The capital of France is"
     tiny-vllm run --chat --temperature 0.7 --top-p 0.9 "What is gravity?"
     tiny-vllm run --model ~/models/Qwen3-0.6B --file prompts.txt
+    tiny-vllm run --trace run.json "One," "Two," && tiny-vllm trace view run.json
     """
 )
 # This --seed is the requests' own; and bench shows what profile finds.
@@ -52,6 +62,7 @@ def run(
     chat: Annotated[
         bool, typer.Option("--chat", help="Each prompt is a user's message: use the chat template.")
     ] = False,
+    trace: Trace = None,
     **options: Any,
 ) -> None:
     """Complete prompts, or answer them with --chat."""
@@ -70,11 +81,13 @@ def run(
                 )
     given = {name: value for name, value in sampling.items() if value is not None}
     params = [SamplingParams(**{"seed": secrets.randbits(63), **given}) for _ in texts]
-    engine = load(model, options)
-    if len(texts) == 1:
-        _run_one(engine, texts[0], chat, params[0])
-    else:
-        _run_batch(engine, texts, chat, params)
+    check_trace_file(trace)
+    engine = load(model, {**options, "record_events": trace is not None})
+    with traced(engine, trace):
+        if len(texts) == 1:
+            _run_one(engine, texts[0], chat, params[0])
+        else:
+            _run_batch(engine, texts, chat, params)
 
 
 def _read_prompts(file: Path) -> list[str]:

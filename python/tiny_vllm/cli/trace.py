@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
+from tiny_vllm.cli.app import Command, app
 from tiny_vllm.trace.format import TraceError, read_trace
 from tiny_vllm.trace.view import make_page
 
 trace_app = typer.Typer(
-    help="Look at what the engine decided.",
+    help="Look at what the scheduler did.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(trace_app, name="trace")
 
 
 @trace_app.callback()
@@ -24,7 +26,11 @@ def _every_command() -> None:
     """Keeps `view` a command of its own while it is the only one."""
 
 
-@trace_app.command()
+@trace_app.command(
+    cls=Command,
+    epilog="tiny-vllm trace view run.json\n"
+    "tiny-vllm trace view static.json continuous.json --output both.html --open",
+)
 def view(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A trace, as tiny-vllm run --trace FILE writes it.")
