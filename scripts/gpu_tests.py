@@ -27,7 +27,7 @@ TEST_FILES = (
     "test_ops.py", "test_ops_attention.py", "test_sampling_ways.py", "test_sampling.py",
     "test_sampling_mixed.py", "test_logit_edits.py", "test_engine.py", "test_tiny_golden.py",
     "test_golden.py", "test_bug_cases.py", "test_cuda.py", "test_cuda_families.py", "test_text_params.py",
-    "test_structured_outputs.py", "test_events.py", "test_priority.py",
+    "test_structured_outputs.py", "test_events.py", "test_priority.py", "test_sampling_reference.py",
 )  # fmt: skip
 
 
