@@ -26,8 +26,10 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 TEST_FILES = (
     "test_ops.py", "test_ops_attention.py", "test_sampling_ways.py", "test_sampling.py",
     "test_sampling_mixed.py", "test_logit_edits.py", "test_engine.py", "test_tiny_golden.py",
-    "test_golden.py", "test_bug_cases.py", "test_cuda.py", "test_cuda_families.py", "test_text_params.py",
-    "test_structured_outputs.py", "test_events.py", "test_priority.py", "test_sampling_reference.py",
+    "test_golden.py", "test_bug_cases.py", "test_bug_cases_text.py", "test_bug_cases_scheduling.py",
+    "test_cuda.py", "test_cuda_families.py", "test_text_params.py", "test_structured_outputs.py",
+    "test_events.py", "test_priority.py", "test_sampling_reference.py", "test_any_mix.py",
+    "test_vllm_parameters.py",
 )  # fmt: skip
 
 

@@ -96,7 +96,9 @@ def test_b30_rotary_layout(rand_folder: Path, reference: Callable[..., Reference
 
 
 def test_b20_block_edges(rand_folder: Path, reference: Callable[..., Reference]) -> None:
-    """18 greedy tokens of each prompt of test_bug_cases.py's sweep; shorter outputs are their beginnings."""
+    """18 greedy tokens of each prompt of the sweep in test_bug_cases_scheduling.py; shorter outputs are their
+    beginnings.
+    """
     lengths = [1, 15, 16, 17, 31, 32, 33, 48]
     model = reference(rand_folder)
     outputs = open_engine(rand_folder).generate([prompt_of(n, seed=n) for n in lengths], greedy(18))
