@@ -345,7 +345,10 @@ def test_b27_nothing_to_compute(tmp_path: Path) -> None:
         tmp_path / "plain", special=["<s>"], bos="<s>", chat_template="{{ messages[0].content }}"
     )
     fixtures.write_fixed(tmp_path / "bos", [0.0] * 300)
-    fixtures.write_byte_tokenizer(tmp_path / "bos", special=["<s>"], bos="<s>", add_bos=True)
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    fixtures.write_byte_tokenizer(
+        tmp_path / "bos", special=["<s>"], bos="<s>", add_bos=True, chat_template=template
+    )
 
     plain = open_engine(tmp_path / "plain")
     for prompt in ("", [[]], {"prompt": ""}, {"prompt_token_ids": []}, ["", ""], ["", []]):
@@ -368,3 +371,9 @@ def test_b27_nothing_to_compute(tmp_path: Path) -> None:
     assert [o.prompt_token_ids for o in bos.generate(["", "hi"], greedy(2))] == [[256], [256, *b"hi"]]
     with pytest.raises(InvalidRequestError, match="no tokens"):
         bos.generate([[]], greedy(2))
+    said_nothing = [{"role": "user", "content": ""}]
+    assert bos.chat(said_nothing, greedy(2))[0].prompt_token_ids == [256]
+    for messages in ([], [[]]):
+        with pytest.raises(InvalidRequestError, match="messages"):
+            bos.chat(messages, greedy(2))  # type: ignore[arg-type]
+    check_all_blocks_are_back(bos)
