@@ -35,7 +35,7 @@ FIELDS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "top_p": (1.0, [1e-9, 0.5, 1], [-0.0, 1.0000001, "1", None, math.inf]),
     "top_k": (0, [-1, 0, 1, 10**9, BIG], [-3, 1.0, "1", None, True]),
     "min_p": (0.0, [0, 0.5, 1, 1.0], [-1e-9, 1.0000001, math.nan, None, "0"]),
-    "seed": (None, [None, 0, 1, BIG, -(2**63)], [True, 2**64, math.nan, [1]]),
+    "seed": (None, [None, -1, 0, 1, BIG, -(2**63)], [True, 2**64, math.nan, [1]]),
     "stop": ([], [None, "a", ["a"], ["a", "bc"], [], ("a",), "é🌶"], [[None], ["a", 1], 0, True]),
     "stop_token_ids": ([], [None, [], [0], [5, 5], (1, 2), range(3)], [[1.0], [None], [True], {1: 2}, b"1"]),
     "include_stop_str_in_output": (False, [True, False], [None, "no", 0]),
