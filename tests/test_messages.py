@@ -42,11 +42,14 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("count", [-1, 2**31])
+@pytest.mark.parametrize("count", [-2, 2**31])
 def test_the_range_of_logprobs_is_the_vocabulary(field: str, count: int) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{field: count})
-    expected = f"{field} must be between 0 and the number of tokens in the vocabulary, got {count}"
+    expected = (
+        f"{field} must be between 0 and the number of tokens in the vocabulary, or -1 for all of them, "
+    )
+    expected += f"got {count}"
     assert str(caught.value) == expected
 
 

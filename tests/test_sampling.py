@@ -11,7 +11,7 @@ from typing import Any
 import fixtures
 import numpy as np
 import pytest
-from helpers import greedy, open_engine, prompt_of, tokens_of
+from helpers import exact, greedy, open_engine, prompt_of, tokens_of
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.outputs import CompletionOutput
@@ -393,6 +393,16 @@ def test_extreme_penalties_still_choose(fixed: Callable[..., Engine]) -> None:
 # ---- values that no request may have -----------------------------------------------------------------------
 
 
+def test_logprobs_of_all_tokens(rand_folder: Path) -> None:
+    """-1 is the whole vocabulary, beside a request that wants none."""
+    engine = open_engine(rand_folder)
+    params = [greedy(3, logprobs=n, prompt_logprobs=n) for n in (-1, 512)]
+    every, counted, _ = engine.generate([[1, 2, 3]] * 3, [*params, greedy(3)])
+    assert exact(every) == exact(counted)
+    assert all(len(row) == 512 for row in every.outputs[0].logprobs or ())
+    assert [row and len(row) for row in every.prompt_logprobs or ()] == [None, 512, 512]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -437,10 +447,10 @@ def test_extreme_penalties_still_choose(fixed: Callable[..., Engine]) -> None:
         ("stop_token_ids", "x"),
         ("stop_token_ids", 5),
         ("stop_token_ids", 0),
-        ("logprobs", -1),
+        ("logprobs", -2),
         ("logprobs", True),
         ("logprobs", 2**31),
-        ("prompt_logprobs", -1),
+        ("prompt_logprobs", -2),
         ("prompt_logprobs", 0.5),
     ],
 )

@@ -94,6 +94,7 @@ class Engine:
         for note in info["notes"]:
             warnings.warn(note, stacklevel=2)
         self._max_num_seqs: int = info["max_num_seqs"]
+        self._vocab_size: int = info["vocab_size"]
         self._prompts = Prompts(
             self.tokenizer, self.model_folder, info["max_total_len"], info["max_model_len"]
         )
@@ -470,7 +471,7 @@ class Engine:
         request = Request(request_id, text, ids, params, self.tokenizer, owner.ref if owner else None, guide)
         if owner is not None:
             owner.request_ids.append(request_id)
-        core_params = params.to_core(self._prompts.ids_of_words(params.bad_words))
+        core_params = params.to_core(self._prompts.ids_of_words(params.bad_words), self._vocab_size)
         try:
             self._call(
                 self._core.add_request,

@@ -169,7 +169,8 @@ class SamplingParams:
         output_kind: what ``step()`` and ``start_stream()`` report; see :class:`RequestOutputKind`.
             ``generate()`` returns whole outputs always, and ``stream()`` yields new text, or with
             ``FINAL_ONLY`` all of it at the end.
-        logprobs: report the log probability of each chosen token and of this many most likely ones.
+        logprobs: report the log probability of each chosen token and of this many most likely ones. -1: of
+            all tokens.
         prompt_logprobs: the same for each prompt token but the first.
         structured_outputs: what the text must look like: :class:`StructuredOutputsParams`, or a dict of its
             fields. The output ends with ``finish_reason="stop"`` as soon as nothing may follow, also before
@@ -236,9 +237,10 @@ class SamplingParams:
         _integer("logprobs", logprobs, optional=True)
         _integer("prompt_logprobs", prompt_logprobs, optional=True)
         for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-            if count is not None and not 0 <= count < 2**31:
+            if count is not None and not -1 <= count < 2**31:
                 raise InvalidRequestError(
-                    f"{name} must be between 0 and the number of tokens in the vocabulary, got {count}"
+                    f"{name} must be between 0 and the number of tokens in the vocabulary, or -1 for all of "
+                    f"them, got {count}"
                 )
         for name, flag in (
             ("ignore_eos", ignore_eos),
@@ -303,12 +305,18 @@ class SamplingParams:
         """One that later changes of this do not reach. What was assigned is checked like arguments."""
         return SamplingParams(**vars(self))
 
-    def to_core(self, bad_words: Sequence[Sequence[int]] = ()) -> _core.SamplingParams:
+    def to_core(
+        self, bad_words: Sequence[Sequence[int]] = (), vocab_size: int = 2**31 - 1
+    ) -> _core.SamplingParams:
         """The same for the C++ core, which knows tokens only: `bad_words` as ids."""
         core = _core.SamplingParams()
         for name, value in vars(self).items():
             if name not in ("logit_bias", "allowed_token_ids", "bad_words", *_PYTHONS_OWN):
                 setattr(core, name, value)
+        if self.logprobs == -1:
+            core.logprobs = vocab_size
+        if self.prompt_logprobs == -1:
+            core.prompt_logprobs = vocab_size
         core.logit_bias = list((self.logit_bias or {}).items())
         core.allowed_token_ids = self.allowed_token_ids or []
         core.bad_words = [list(word) for word in bad_words]
