@@ -15,6 +15,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from datetime import date
 from typing import Any
@@ -75,7 +76,7 @@ def main() -> None:
         )
     if args.json:
         report = {
-            "command": "python benchmarks/events.py",
+            "command": " ".join(["python", *sys.argv]),
             "device": engines[True].info()["device"],
             "driver": driver() if on_gpu else None,
             "commit": args.commit or commit(),
