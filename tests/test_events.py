@@ -121,6 +121,24 @@ def test_in_words(rand_folder: Path) -> None:
     assert len(engine.events()) == len(lines)
 
 
+def test_why_in_words(rand_folder: Path) -> None:
+    engine = open_engine(rand_folder, record_events=True, scheduling_policy="priority", max_num_seqs=2)
+    for name in "ab":
+        engine.add_request(name, prompt_of(5), greedy(30), 3)
+    engine.step()
+    engine.add_request("urgent", prompt_of(5), greedy(2))
+    engine.step()
+    engine.abort_request("a")
+    finish(engine)
+    told = str(engine.events())
+    assert "preempted b, to make room; admitted urgent" in told
+    assert "a ended: abort" in told
+
+    engine = open_engine(rand_folder, record_events=True, num_blocks=30, block_size=4)
+    run_a_day(engine)
+    assert "three[2], no block was left" in str(engine.events())
+
+
 def test_what_the_tokens_spell(tmp_path: Path) -> None:
     """Without the token that ended the output; with the stop string, of which the core knows nothing."""
     pieces = [b"on", b"e t", b"wo ", b"three"]

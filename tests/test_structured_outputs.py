@@ -34,6 +34,11 @@ PERSON = {
 ODD = ['say "yes"', "back\\slash", "two\nlines", "tab\t", "日本", "🌶", "{x}", "/a|b/", "a", "ab"]
 
 
+class Pydantic:
+    def model_json_schema(self) -> dict[str, Any]:
+        return PERSON
+
+
 def guided(max_tokens: int = 200, **fields: Any) -> SamplingParams:
     kinds = ("json", "regex", "choice", "grammar", "json_object", "disable_any_whitespace")
     structure = {name: fields.pop(name) for name in kinds if name in fields}
@@ -62,6 +67,7 @@ def test_draws_keep_to_each_kind(rand_folder: Path) -> None:
         ({"choice": ODD}, lambda t: t in ODD),
         ({"grammar": 'root ::= "(" root ")" | [0-3]'}, lambda t: re.fullmatch(r"(\(*)[0-3](\)*)", t)),
         ({"grammar": 'start: "<" word ">"\nword: /[a-c]+/'}, lambda t: re.fullmatch("<[a-c]+>", t)),
+        ({"grammar": '?start: x\n!x: "a" | "b"'}, lambda t: t in "ab"),
         ({"json": PERSON, "disable_any_whitespace": True}, is_person),
         ({"json": json.dumps(PERSON), "disable_any_whitespace": True}, is_person),
         (
@@ -287,6 +293,7 @@ def test_a_handler_steps_before_the_core_hears_what_may_come(
         ({"choice": ["a", 1]}, "choice must be a list of texts"),
         ({"grammar": b"x"}, "grammar must be a text"),
         ({"json": 3}, "json must be a dict or a text"),
+        ({"json": Pydantic}, r"json must be a dict or a text, .*; give its model_json_schema\(\)"),
         ({"json_object": False}, "exactly one"),
         ({"json_object": 1}, "json_object must be a bool"),
         ({"regex": "a", "disable_any_whitespace": True}, "concern JSON"),
@@ -305,13 +312,18 @@ def test_wrong_fields_are_refused_by_name(fields: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"regex": "a("}, r"structured_outputs\.regex: .*unclosed group"),
+        ({"regex": "a("}, r"structured_outputs\.regex: unclosed group$"),
+        ({"regex": "(?=a)b"}, r"structured_outputs\.regex: look-around, .* is not supported$"),
+        ({"grammar": "start: x\nx: ("}, r"structured_outputs\.grammar: line 2, column 5: Expected token"),
         ({"json": {"type": "nonsense"}}, r"structured_outputs\.json: Invalid type: nonsense"),
         ({"json": "{not json"}, r"structured_outputs\.json: "),
         ({"json": {"uniqueItems": True, "type": "array"}}, r"structured_outputs\.json: .*uniqueItems"),
         ({"json": {"x": {1, 2}}}, r"structured_outputs\.json is not JSON"),
-        ({"grammar": "start: nobody"}, r"structured_outputs\.grammar: .*nobody"),
-        ({"grammar": "root ::= ("}, r"structured_outputs\.grammar: "),
+        (
+            {"grammar": "start: nobody"},
+            r'structured_outputs\.grammar: line 1, column 8: unknown name: "nobody"$',
+        ),
+        ({"grammar": "root ::= ("}, r"structured_outputs\.grammar \(GBNF\): "),
         ({"json_object": True, "whitespace_pattern": "("}, r"structured_outputs\.json_object: "),
     ],
 )

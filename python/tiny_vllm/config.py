@@ -100,7 +100,7 @@ class EngineConfig:
             value = getattr(self, f.name)
             choices = f.metadata["choices"]
             if choices and (not isinstance(value, str) or value not in choices):
-                hint = "; CUDA_VISIBLE_DEVICES chooses the GPU" if _names_a_gpu(f.name, value) else ""
+                hint = _hint(f.name, value)
                 raise InvalidRequestError(
                     f"{f.name} must be one of {', '.join(choices)}, got {shown(value)}{hint}"
                 )
@@ -125,9 +125,12 @@ class EngineConfig:
             raise InvalidRequestError(f"seed must be in [0, 2**63), got {shown(self.seed)}")
 
 
-def _names_a_gpu(option: str, value: object) -> bool:
-    """ "cuda:0", as PyTorch writes it."""
-    return option == "device" and isinstance(value, str) and value.startswith("cuda:")
+def _hint(option: str, value: object) -> str:
+    if option == "device" and isinstance(value, str) and value.startswith("cuda:"):  # as PyTorch writes it
+        return "; CUDA_VISIBLE_DEVICES chooses the GPU"
+    if option == "dtype" and value in ("half", "float16"):
+        return "; float16 checkpoints are read as bfloat16"
+    return ""
 
 
 def _attributes() -> str:

@@ -49,6 +49,8 @@ class Events:
             {"step": i, **s, "times": _rising(t - began for t in s["times"])} for i, s in enumerate(steps, 1)
         ]
         self._tokenizer = tokenizer
+        # Whose end is told with a token. The others were stopped from outside, or failed.
+        self._told = {s for step in self.steps for s, _, reason in step["sampled"] if reason}
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -64,8 +66,16 @@ class Events:
     def _in_words(self, step: Mapping[str, Any]) -> str:
         """ "step 12: 37 of 512 tokens; admitted b (16 cached); prefill b [16, 52); decode a" """
         parts = [f"{step['num_tokens']} of {self.engine['max_num_batched_tokens']} tokens"]
-        parts += [f"{self.name(s)} gave its blocks back" for s in step["released"]]
-        parts += [f"preempted {self.name(s)}" for s in step["preempted"]]
+        parts += [
+            f"{self.name(s)} gave its blocks back"
+            if s in self._told
+            else f"{self.name(s)} ended: {self.sequences[s]['finish_reason']}"
+            for s in step["released"]
+        ]
+        first = min((self.sequences[s]["priority"] for s, _ in step["admitted"]), default=None)
+        for s in step["preempted"]:
+            gives_way = first is not None and self.sequences[s]["priority"] > first
+            parts.append(f"preempted {self.name(s)}, {'to make room' if gives_way else 'no block was left'}")
         parts += [f"admitted {self.name(s)}" + f" ({n} cached)" * (n > 0) for s, n in step["admitted"]]
         parts += [f"{self.name(s)} found {n} in the cache" for s, n in step["hits"]]
         chunks = [(s, start, count, self._is_decode(s, start, count)) for s, start, count in step["chunks"]]

@@ -22,7 +22,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
-    "swap_space": (0,),
+    "swap_space": (0, 4),  # 4 was the default, and is what its examples say
     "cpu_offload_gb": (0,),
     "trust_remote_code": (False, True),  # it allows, and there is nothing that would be allowed
     "tokenizer": (None,),
@@ -47,6 +47,9 @@ class LLM:
         InvalidRequestError: an option asks for what is not here, several GPUs for example; says which.
         ModelLoadError, OutOfMemoryError, DeviceError, TypeError: as :class:`tiny_vllm.Engine`.
 
+    Of vLLM's methods there are generate(), chat(), get_tokenizer() and get_default_sampling_params(). There
+    is no LoRA, and there are no tools and no beam search.
+
     A prompt of a batch that cannot be run does not end the call, as it does in vLLM: its output says why
     (see :meth:`tiny_vllm.Engine.generate`).
     """
@@ -56,6 +59,8 @@ class LLM:
             value = options.pop(name)
             if value not in _ASKS_FOR_NOTHING[name]:
                 raise InvalidRequestError(f"{name}={shown(value)} is not supported; leave it out")
+        if options.get("dtype") == "float":
+            options["dtype"] = "float32"
         with byte_progress("Loading weights") as progress:
             self.engine = Engine(model, progress=progress, **options)
 

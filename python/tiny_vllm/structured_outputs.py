@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,8 +77,12 @@ class StructuredOutputsParams:
                 f"got {', '.join(given) or 'none'}"
             )
         self.kind = given[0]
-        if not isinstance(json, (str, Mapping, type(None))):
-            raise InvalidRequestError(f"structured_outputs.json must be a dict or a text, got {shown(json)}")
+        schema: object = json
+        if not isinstance(schema, (str, Mapping, type(None))):
+            hint = "; give its model_json_schema()" if hasattr(schema, "model_json_schema") else ""
+            raise InvalidRequestError(
+                f"structured_outputs.json must be a dict or a text, got {shown(schema)}{hint}"
+            )
         for name, text in (
             ("regex", regex),
             ("grammar", grammar),
@@ -123,7 +128,7 @@ class StructuredOutputsParams:
     def to_grammar(self) -> str:
         """The same for llguidance. Raises InvalidRequestError for what no grammar can be made of."""
         from llguidance import LLMatcher
-        from llguidance.gbnf_to_lark import any_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
 
         if self.json is not None or self.json_object:
             schema = {"type": "object"} if self.json is None else self.json
@@ -142,10 +147,12 @@ class StructuredOutputsParams:
             alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.choice)
             return LLMatcher.grammar_from_lark(f"start: {alternatives}")
         assert self.grammar is not None
+        if "::=" not in self.grammar:
+            return LLMatcher.grammar_from_lark(self.grammar)
         try:
-            return LLMatcher.grammar_from_lark(any_to_lark(self.grammar))
-        except Exception as error:  # of the translation from GBNF
-            raise InvalidRequestError(f"structured_outputs.grammar: {_in_one_line(error)}") from None
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(self.grammar))
+        except Exception as error:  # no common class
+            raise InvalidRequestError(f"structured_outputs.grammar (GBNF): {_in_one_line(error)}") from None
 
 
 class Guide:
@@ -218,7 +225,7 @@ class Guides:
         tokens = self._tokens()
         problem = LLMatcher.validate_grammar(grammar, tokens)
         if problem and not problem.startswith("WARNING"):
-            raise InvalidRequestError(f"structured_outputs.{kind}: {_in_one_line(problem)}")
+            raise InvalidRequestError(f"structured_outputs.{kind}: {_reason(problem)}")
         guide = Guide(self, LLMatcher(tokens, grammar, log_level=0))
         if guide.error:
             raise InvalidRequestError(f"structured_outputs.{kind}: {guide.error.partition(': ')[2]}")
@@ -277,6 +284,15 @@ def _as_json(schema: Mapping[str, Any]) -> str:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"structured_outputs.json is not JSON: {error}") from None
+
+
+def _reason(problem: str) -> str:
+    """llguidance's message as a sentence: without the drawing of the place, which needs lines to stand in."""
+    in_regex = re.search(r"^error: (.*)$", problem, re.MULTILINE)
+    if in_regex:
+        return in_regex[1]
+    lines = [line for line in problem.splitlines() if not re.match(r"\s*(\d+ \| |\^)", line)]
+    return _in_one_line(re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", "\n".join(lines)))
 
 
 def _in_one_line(message: object) -> str:
