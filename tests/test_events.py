@@ -151,6 +151,13 @@ def test_what_the_tokens_spell(tmp_path: Path) -> None:
     assert spelt == [["on", "e t", "wo ", "three", ""], ["on", "e t", "wo "], list("one two ")]
 
 
+def test_a_grammar_that_fails_is_an_error_here_too(rand_folder: Path) -> None:
+    engine = open_engine(rand_folder, record_events=True)
+    params = greedy(10, structured_outputs={"grammar": 'start: "a" start'})
+    assert engine.generate([1], params)[0].outputs[0].finish_reason == "error"
+    assert engine.events().sequences[0]["finish_reason"] == "error"
+
+
 def test_files(rand_folder: Path, tmp_path: Path) -> None:
     engine = open_engine(rand_folder, record_events=True, num_blocks=30, block_size=4)
     run_a_day(engine)

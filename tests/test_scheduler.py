@@ -602,6 +602,38 @@ def test_blocks_are_taken_only_if_that_is_enough() -> None:
     world.run()
 
 
+def test_blocks_that_only_victims_share_come_free_with_the_last_of_them() -> None:
+    world = World(num_blocks=40, block_size=4)
+    text = list(range(96))
+    for name in "ab":
+        world.add(name, [*text, ord(name)], max_tokens=40, priority=5)
+    for _ in range(4):
+        world.step()
+    urgent = world.add("urgent", 80, max_tokens=1)
+    plan = world.step()
+    assert [r.id for r in plan.preempted] == ["b", "a"]
+    assert plan.admitted == [urgent]
+    world.run()
+
+
+def test_what_is_found_in_a_victims_blocks_counts_once() -> None:
+    """The urgent prompt begins like the victim's. Without the victim those blocks are free, or found."""
+    world = World(num_blocks=20, block_size=4)
+    text = list(range(40))
+    world.add("first", 20, max_tokens=16)
+    victim = world.add("victim", [*text, 99], max_tokens=8, priority=5)
+    for _ in range(4):
+        world.step()
+    urgent = world.add("urgent", [*text, *range(200, 224)], max_tokens=2)
+    for _ in range(60):
+        if urgent.state != "waiting":
+            break
+        if world.step().preempted:
+            assert urgent.state == "running", "nobody is preempted in vain"
+    world.run()
+    assert victim.num_preemptions <= 1
+
+
 def test_what_others_hold_already_need_not_be_free() -> None:
     """The beginning of the urgent prompt is in blocks of a running request."""
     world = World(num_blocks=12, block_size=4)

@@ -15,11 +15,13 @@ from typing import Any
 
 import fixtures
 import pytest
+import small_tokenizers
 from helpers import check_all_blocks_are_back, exact, finish, greedy, open_engine, prompt_of, solo, tokens_of
 from tiny_vllm import AsyncEngine, StructuredOutputsParams, requests
 from tiny_vllm.errors import InvalidRequestError
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.sampling_params import SamplingParams
+from tokenizers import normalizers
 
 PERSON = {
     "type": "object",
@@ -139,7 +141,9 @@ def test_it_ends_when_nothing_may_follow(rand_folder: Path) -> None:
     cut = engine.generate([1], guided(2, choice=["abc"], temperature=0.0))[0].outputs[0]
     assert (cut.text, cut.finish_reason) == ("ab", "length")
     exactly = engine.generate([1], guided(3, choice=["abc"], temperature=0.0))[0].outputs[0]
-    assert exactly.text == "abc"
+    assert (exactly.text, exactly.finish_reason) == ("abc", "stop"), (
+        "complete, though there was no room for more"
+    )
 
 
 @pytest.mark.parametrize("eos", [300, [300, 301]])
@@ -170,6 +174,33 @@ def test_a_special_token_is_no_text(tmp_path: Path) -> None:
     completion = open_engine(folder).generate([1], guided(choice=["<|x|>"], temperature=0.0))[0].outputs[0]
     assert completion.text == "<|x|>"
     assert completion.token_ids == list(b"<|x|>")
+
+
+def test_tokenizers_that_write_a_text_in_another_way(tmp_path: Path) -> None:
+    """SentencePiece puts a space in front, NFC composes letters. The text is the grammar's all the same."""
+    nfc = small_tokenizers.byte_level_backend()
+    nfc.normalizer = normalizers.NFC()
+    number = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    words = ["yes", "no", "perhaps", "cafe\u0301"]
+    for name, backend in (("spm", small_tokenizers.sentencepiece_backend()), ("nfc", nfc)):
+        tokenizer = json.loads(backend.to_str())
+        tokenizer["model"]["ignore_merges"] = True
+        folder = fixtures.write_fixed(
+            tmp_path / name, [(7 * i % 13) / 40 for i in range(300)], eos_token_id=2
+        )
+        small_tokenizers.write_folder(folder, tokenizer, {"eos_token": "</s>"})
+        engine = open_engine(folder)
+        params = [guided(40, seed=seed, choice=words) for seed in range(6)]
+        params += [guided(40, seed=seed, json=number, disable_any_whitespace=True) for seed in range(3)]
+        texts = [(o.outputs[0].text, o.outputs[0].finish_reason) for o in engine.generate([[5]] * 9, params)]
+        assert {reason for _, reason in texts} == {"stop"}
+        assert {text for text, _ in texts[:6]} <= set(words)
+        assert {text for text, _ in texts[6:]} <= {'{"n":1}', '{"n":22}'}
 
 
 # ---- with others -------------------------------------------------------------------------------------------
@@ -287,6 +318,9 @@ def test_a_handler_steps_before_the_core_hears_what_may_come(
         ({"regex": "a", "choice": ["b"]}, "exactly one of .*, got regex, choice"),
         ({"regex": 7}, "regex must be a text, got 7"),
         ({"regex": ""}, "regex must be a text"),
+        ({"regex": "\ud800"}, "regex must be a text"),
+        ({"choice": ["a", "\ud800"]}, "choice must be a list of texts"),
+        ({"choice": ["a"] * 10_001}, "choice has 10001 texts, and may have 10000"),
         ({"choice": "abc"}, "choice must be a list of texts"),
         ({"choice": []}, "choice must be a list of texts"),
         ({"choice": ["a", ""]}, "choice must be a list of texts"),
@@ -313,6 +347,7 @@ def test_wrong_fields_are_refused_by_name(fields: dict[str, Any], message: str) 
     ("fields", "message"),
     [
         ({"regex": "a("}, r"structured_outputs\.regex: unclosed group$"),
+        ({"regex": "()"}, r"structured_outputs\.regex: nothing but the empty text matches it"),
         ({"regex": "(?=a)b"}, r"structured_outputs\.regex: look-around, .* is not supported$"),
         ({"grammar": "start: x\nx: ("}, r"structured_outputs\.grammar: line 2, column 5: Expected token"),
         ({"json": {"type": "nonsense"}}, r"structured_outputs\.json: Invalid type: nonsense"),

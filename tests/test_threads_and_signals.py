@@ -710,7 +710,7 @@ def test_a_handler_gives_the_id_away_before_the_core_hears_of_a_stop_string(
     stopping.add_request("a", [fixtures.CHAIN_START], STOPPING["a"])
     find = requests.Request.stopped
 
-    def stopped(self: requests.Request) -> list[int]:
+    def stopped(self: requests.Request) -> list[tuple[int, bool]]:
         found = find(self)
         if found:
             monkeypatch.undo()

@@ -138,10 +138,10 @@ bool abort_request(Engine& engine, const py::dict& requests, const py::dict& wat
 // For a sequence whose received tokens contain a stop string: `received` says all about it already. Since the caller
 // looked, a signal handler may have ended the request and given its id to another one, which is left alone then.
 bool stop_sequence(Engine& engine, const py::dict& requests, const py::dict& watched, const py::object& request,
-                   int64_t index) {
+                   int64_t index, bool failed) {
   const py::str id = request.attr("request_id");
   if (!requests.contains(id) || !request.is(requests[id])) return false;
-  const bool stopped = engine.stop_sequence(id, index);
+  const bool stopped = engine.stop_sequence(id, index, failed ? FinishReason::kError : FinishReason::kStop);
   if (!engine.has_request(id)) end(requests, watched, id);
   return stopped;
 }
@@ -385,8 +385,10 @@ void bind_engine(py::module_& m) {
            py::arg("allowed") = py::bytes())
       .def("abort_request", &abort_request, py::arg("requests"), py::arg("watched"), py::arg("moved"), py::arg("ready"),
            py::arg("request_id"))
-      .def("stop_sequence", &stop_sequence, py::arg("requests"), py::arg("watched"), py::arg("request"),
-           py::arg("index"), "Ends one sequence, because its text has a stop string. False if it has ended already.")
+      .def(
+          "stop_sequence", &stop_sequence, py::arg("requests"), py::arg("watched"), py::arg("request"),
+          py::arg("index"), py::arg("failed") = false,
+          "Ends one sequence, because its text is complete, or because it cannot go on. False if it has ended already.")
       .def("allow_tokens", &allow_tokens, py::arg("requests"), py::arg("request"), py::arg("index"),
            py::arg("num_output_tokens"), py::arg("allowed"),
            "Says which tokens may come next in a sequence of a guided request. False if it is not that token's turn.")

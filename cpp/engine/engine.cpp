@@ -214,12 +214,12 @@ bool Engine::allow_tokens(const std::string& id, int64_t index, int64_t num_outp
   return true;
 }
 
-bool Engine::stop_sequence(const std::string& id, int64_t index) {
+bool Engine::stop_sequence(const std::string& id, int64_t index, FinishReason reason) {
   const auto it = requests_.find(id);
   if (it == requests_.end() || index < 0 || index >= std::ssize(it->second.sequences)) return false;
   Request& request = *it->second.sequences[index];
   if (request.state == RequestState::kFinished) return false;
-  finish(request, FinishReason::kStop);
+  finish(request, reason);
   if (it->second.num_unfinished == 0) requests_.erase(it);
   return true;
 }

@@ -104,9 +104,9 @@ class Engine {
   // Ends all sequences of the request and gives their blocks back. False if there is no such request.
   bool abort_request(const std::string& id);
 
-  // Ends one sequence of the request as if its last token were a stop token, for a caller who found a stop string in
-  // its text. False if it has ended already, or if there is no such sequence.
-  bool stop_sequence(const std::string& id, int64_t index);
+  // Ends one sequence of the request, for a caller who found a stop string in its text (kStop), or who cannot go on
+  // with it (kError). False if it has ended already, or if there is no such sequence.
+  bool stop_sequence(const std::string& id, int64_t index, FinishReason reason = FinishReason::kStop);
 
   // Runs one step. Empty when there was nothing to do. When the forward pass fails (no memory, a device error), the
   // requests that were part of the step end with FinishReason::kError and the reason; the others go on. When this

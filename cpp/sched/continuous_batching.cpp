@@ -23,7 +23,9 @@
 //     fits into the pool (Scheduler::add sees to it), so it ends; then the next one is the oldest.
 #include <algorithm>
 #include <span>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "sched/scheduler.h"
 
@@ -70,9 +72,12 @@ class ContinuousBatching : public Scheduler {
   void make_room_for_first(StepPlan& plan) {
     if (waiting_.empty() || running_.empty() || running_.back()->priority <= waiting_.front()->priority) return;
     const Request& first = *waiting_.front();
+    // What it finds in the cache need not be free, as long as somebody else holds it.
     int64_t blocks = allocator_.blocks_for(first.num_tokens());
-    for (int32_t block : find_prefix(first)) blocks -= allocator_.ref_count(block) > 0;  // others hold those anyway
+    const std::vector<int32_t> found = find_prefix(first);
+    for (int32_t block : found) blocks -= allocator_.ref_count(block) > 0;
     int64_t running = num_sequences(running_), free = allocator_.free_blocks();
+    std::unordered_map<int32_t, int64_t> dropped;  // owners that a block would lose
     const auto fits = [&] {
       const int64_t sequences = running + num_sequences(first);
       return sequences <= config_.max_num_seqs && blocks + reserve_beside(running, sequences) <= free;
@@ -83,7 +88,11 @@ class ContinuousBatching : public Scheduler {
       const Request& last = *running_[running_.size() - 1 - count];
       if (last.priority <= first.priority) return;
       running -= num_sequences(last);
-      for (int32_t block : last.block_table) free += allocator_.ref_count(block) == 1;
+      for (int32_t block : last.block_table) {
+        if (++dropped[block] < allocator_.ref_count(block)) continue;
+        ++free;
+        blocks += std::ranges::count(found, block);
+      }
     }
     for (; count > 0; --count) preempt_last(plan);
   }

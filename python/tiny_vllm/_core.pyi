@@ -702,9 +702,9 @@ class Engine:
         """
         Runs one step. Each StepOutput goes to its request in `requests`; those without owner go into `moved`.
         """
-    def stop_sequence(self, requests: dict, watched: dict, request: typing.Any, index: typing.SupportsInt | typing.SupportsIndex) -> bool:
+    def stop_sequence(self, requests: dict, watched: dict, request: typing.Any, index: typing.SupportsInt | typing.SupportsIndex, failed: bool = False) -> bool:
         """
-        Ends one sequence, because its text has a stop string. False if it has ended already.
+        Ends one sequence, because its text is complete, or because it cannot go on. False if it has ended already.
         """
     def take_profile(self) -> list[KernelRecord]:
         """

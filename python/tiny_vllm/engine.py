@@ -150,6 +150,7 @@ class Engine:
 
         With ``scheduling_policy="priority"`` requests with a smaller `priority` go first, and take the places
         of running ones with a larger number, which go on later. Among equals who came first goes first.
+        (With ``scheduler="static"`` a batch runs to its end, and only the queue is in this order.)
 
         Raises:
             InvalidRequestError: the id is in use, the prompt is empty or can never fit, or a parameter is out
@@ -194,8 +195,8 @@ class Engine:
         tokens may come next where a grammar guides.
         """
         for request in tuple(self._watched.values()):
-            for index in request.stopped():
-                self._core.stop_sequence(self._requests, self._watched, request, index)
+            for index, failed in request.stopped():
+                self._core.stop_sequence(self._requests, self._watched, request, index, failed)
             request.guide_with(functools.partial(self._core.allow_tokens, self._requests, request))
 
     def abort_request(self, request_id: str) -> None:

@@ -6,7 +6,9 @@ format, which ui.perfetto.dev opens.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,11 +191,28 @@ class Events:
         Returns both paths. Raises OSError when one cannot be written.
         """
         path = Path(path)
+        if not path.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         perfetto = perfetto_file(path)
         for file, content in ((path, self.trace()), (perfetto, self.chrome_trace())):
-            text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-            file.write_text(text + "\n", encoding="utf-8")
+            _write(file, json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
         return path, perfetto
+
+
+def _write(file: Path, text: str) -> None:
+    """The whole of it, or nothing: what was there before stays then."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        if file.exists() and not file.is_file():  # a device
+            file.write_text(text, encoding="utf-8")
+            return
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(file)) from None
 
 
 def perfetto_file(trace: Path) -> Path:

@@ -87,8 +87,11 @@ class Request:
         """Does the work of output() as far as it goes now, while the device is busy with the next step."""
         self._answer = self._read(None)
 
-    def stopped(self) -> list[int]:
-        """The sequences whose text has come to a stop string, or to the end of what its grammar allows."""
+    def stopped(self) -> list[tuple[int, bool]]:
+        """The sequences that go no further, and whether that is a failure.
+
+        Their text has come to a stop string or to the end of what its grammar allows; or the grammar failed.
+        """
         answer = self._read(None)
         stopped = answer.stopped()
         self._answer = answer
@@ -183,7 +186,7 @@ class _Answer:
                 assert completion.cumulative_logprob is not None
                 completion.logprobs.append(self._logprob_dict(step.logprobs))
                 completion.cumulative_logprob += step.logprobs[0].logprob
-            if not is_last:
+            if not is_last or step.finish_reason == "length":  # it may be complete all the same
                 self._guide(completion, step.token)
         if is_last and not completion.finished():
             self._finish(completion, step.finish_reason, step.error or step.stop_token)
@@ -231,10 +234,10 @@ class _Answer:
             completion.finish_reason = "stop"
             completion.stop_reason = text.stop
 
-    def stopped(self) -> list[int]:
+    def stopped(self) -> list[tuple[int, bool]]:
         by_text = {i for i, text in enumerate(self._texts) if text is not None and text.stop is not None}
         by_guide = {i for i, guide in enumerate(self._guides) if guide.is_complete or guide.error}
-        return sorted(by_text | by_guide)
+        return [(i, self._completions[i].finish_reason == "error") for i in sorted(by_text | by_guide)]
 
     def _remember(self, step: _core.StepOutput | int | float) -> None:
         if isinstance(step, float):

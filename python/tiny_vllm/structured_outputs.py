@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from tiny_vllm.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+_MOST_CHOICES = 10_000  # it takes a second to understand so many, and the time grows with the square
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -88,15 +88,19 @@ class StructuredOutputsParams:
             ("grammar", grammar),
             ("whitespace_pattern", whitespace_pattern),
         ):
-            if text is not None and (not isinstance(text, str) or not text):
+            if text is not None and (not isinstance(text, str) or not text or not _is_unicode(text)):
                 raise InvalidRequestError(f"structured_outputs.{name} must be a text, got {shown(text)}")
         if choice is not None and (
             isinstance(self.choice, str)
             or not self.choice
-            or not all(isinstance(text, str) and text for text in self.choice)
+            or not all(isinstance(text, str) and text and _is_unicode(text) for text in self.choice)
         ):
             raise InvalidRequestError(
                 f"structured_outputs.choice must be a list of texts that are not empty, got {shown(choice)}"
+            )
+        if self.choice is not None and len(self.choice) > _MOST_CHOICES:
+            raise InvalidRequestError(
+                f"structured_outputs.choice has {len(self.choice)} texts, and may have {_MOST_CHOICES}"
             )
         if not isinstance(disable_any_whitespace, bool):
             raise InvalidRequestError(
@@ -202,7 +206,6 @@ class Guides:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos = [i for i in eos_token_ids if i < vocab_size]
-        self._lock = threading.Lock()
         self._ll_tokenizer: LLTokenizer | None = None
         # The same schema comes again and again, and takes its time to be understood.
         self._compiled = functools.lru_cache(maxsize=64)(self._compile)
@@ -229,21 +232,29 @@ class Guides:
         guide = Guide(self, LLMatcher(tokens, grammar, log_level=0))
         if guide.error:
             raise InvalidRequestError(f"structured_outputs.{kind}: {guide.error.partition(': ')[2]}")
+        if not self._allows_text(guide.allowed):
+            raise InvalidRequestError(f"structured_outputs.{kind}: nothing but the empty text matches it")
         return guide
 
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
         assert self._tokenizer is not None
-        with self._lock:  # it takes a second with a large vocabulary, so once is enough
-            if self._ll_tokenizer is None:
-                vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos)
-                self._ll_tokenizer = LLTokenizer(
-                    vocabulary,  # type: ignore[arg-type]
-                    n_vocab=len(vocabulary.tokens),
-                    eos_token=self._eos or [self._vocab_size],
-                )
-            return self._ll_tokenizer
+        # It takes a second with a large vocabulary. Two threads may make one each: with a lock, a fork() in
+        # that second would leave the child waiting for ever.
+        if self._ll_tokenizer is None:
+            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos)
+            self._ll_tokenizer = LLTokenizer(
+                vocabulary,  # type: ignore[arg-type]
+                n_vocab=len(vocabulary.tokens),
+                eos_token=self._eos or [self._vocab_size],
+            )
+        return self._ll_tokenizer
+
+    def _allows_text(self, allowed: bytes) -> bool:
+        bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), bitorder="little")
+        bits[self._eos] = 0
+        return bool(bits.any())
 
     def for_model(self, allowed: bytes) -> bytes:
         """The set of tokens without what the model does not have, in words of 32 bits."""
@@ -271,12 +282,31 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos_token_id
         special = {*tokenizer.special_ids, *eos, self.eos_token_id}
         self.special_token_ids = sorted(i for i in special if i < len(self.tokens))
+        self._plain = {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+        self._longest = max(map(len, self._plain), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", errors="replace")
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        return [i for i in ids if i < len(self.tokens)]
+        """Tokens that spell exactly this, or the beginning of it: where a grammar leaves one text only."""
+        raw = text if isinstance(text, bytes) else text.encode("utf-8")
+        ids = self._backend.encode(raw.decode("utf-8", errors="replace"), add_special_tokens=False).ids
+        # A tokenizer may put a space in front (SentencePiece) or write letters in another way (NFC).
+        is_plain = all(i < len(self.tokens) and self._plain.get(self.tokens[i]) == i for i in ids)
+        if is_plain and b"".join(self.tokens[i] for i in ids) == raw:
+            return list(ids)
+        return self._spell(raw)
+
+    def _spell(self, raw: bytes) -> list[int]:
+        """The longest token that fits, again and again, up to where none does."""
+        ids: list[int] = []
+        at = 0
+        while at < len(raw):
+            sizes = range(min(self._longest, len(raw) - at), 0, -1)
+            size = next((n for n in sizes if raw[at : at + n] in self._plain), 0)
+            if size == 0:
+                break
+            ids.append(self._plain[raw[at : at + size]])
+            at += size
+        return ids
 
 
 def _as_json(schema: Mapping[str, Any]) -> str:
@@ -284,6 +314,10 @@ def _as_json(schema: Mapping[str, Any]) -> str:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"structured_outputs.json is not JSON: {error}") from None
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)  # half of a surrogate pair
 
 
 def _reason(problem: str) -> str:
