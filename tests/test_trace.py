@@ -77,6 +77,9 @@ def test_replay_in_python_is_what_the_scheduler_says(recordings: dict[str, sampl
     [
         ("format", "other", "is not a trace of tiny-vllm"),
         ("version", 2, "version is 2; this tiny-vllm reads version 1"),
+        ("version", True, "version is True; this tiny-vllm reads version 1"),
+        ("engine.num_blocks", 5_000_000, "engine.num_blocks must be an integer from 1 to 4000000"),
+        ("steps.3.hits", [[0, "x"]], "steps[3].hits[0][1] must be an integer"),
         ("engine", [], "engine must be an object; it is []"),
         ("engine.scheduler", "lifo", 'engine.scheduler must be "continuous" or "static"; it is \'lifo\''),
         ("engine.block_size", 0, "engine.block_size must be an integer from 1 to"),
@@ -136,6 +139,7 @@ def test_every_field_is_needed(recordings: dict[str, samples.Recording]) -> None
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'{"format": NaN}', "is not JSON: NaN is no JSON number"),
+        (b'{"format": 1e999}', "is not JSON: 1e999 is no JSON number"),
         (b'{"traceEvents": []}', "is not a trace of tiny-vllm"),
         (b"[]", "is not a trace of tiny-vllm"),
     ],

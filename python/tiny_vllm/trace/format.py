@@ -7,6 +7,7 @@ the middle of a drawing. So everything the page relies on is checked here, where
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,8 @@ from typing import Any, NoReturn
 from tiny_vllm.errors import Error, shown
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-MAX_INT = 2**31 - 1  # a block, a token, a position: the core's int32
+MAX_INT = 2**31 - 1  # a token, a position: the core's int32
+MAX_BLOCKS = 4_000_000  # the page keeps some numbers for each
 
 
 class TraceError(Error, ValueError):
@@ -28,7 +30,7 @@ def read_trace(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror}") from None
     try:
-        trace = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        trace = json.loads(data.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{file} is not JSON: {error}") from None
     check_trace(trace, str(file))
@@ -42,6 +44,11 @@ def check_trace(trace: object, name: str = "trace") -> None:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 class _Checker:
@@ -101,7 +108,7 @@ class _Checker:
                 f'{self.name} is not a trace of tiny-vllm: it has no "format": "tiny-vllm-trace" '
                 "(a timeline for Perfetto is another file)"
             )
-        if trace.get("version") != 1:
+        if type(trace.get("version")) is not int or trace["version"] != 1:
             raise TraceError(
                 f"{self.name}: version is {shown(trace.get('version'))}; this tiny-vllm reads version 1"
             )
@@ -128,7 +135,8 @@ class _Checker:
         if self.get(engine, "scheduler", "engine") not in ("continuous", "static"):
             self.fail("engine.scheduler", '"continuous" or "static"', engine["scheduler"])
         for key in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            self.integer(self.get(engine, key, "engine"), f"engine.{key}", 1)
+            most = MAX_BLOCKS if key == "num_blocks" else MAX_INT
+            self.integer(self.get(engine, key, "engine"), f"engine.{key}", 1, most)
         if not isinstance(self.get(engine, "enable_prefix_caching", "engine"), bool):
             self.fail("engine.enable_prefix_caching", "true or false", engine["enable_prefix_caching"])
         self.num_blocks: int = engine["num_blocks"]
@@ -165,6 +173,8 @@ class _Checker:
         for key in ("released", "preempted"):
             self.each(step, key, field, self.sequence_number)
         self.each(step, "admitted", field, self.admission)
+        if "hits" in step:
+            self.each(step, "hits", field, self.admission)
         self.each(step, "tables", field, self.block_table)
         self.each(step, "copies", field, self.copy)
         self.each(step, "evicted", field, self.block)
