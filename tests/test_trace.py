@@ -580,6 +580,7 @@ def test_contrast(tab: Tab, pages: dict[str, Path], scheme: str) -> None:
     assert tab.js(CONTRAST) == []
 
 
+@pytest.mark.slow
 def test_large_trace(tab: Tab, tmp_path: Path) -> None:
     """256 seats, 2,000 steps and 10,000 blocks load, and the slider goes to any of them."""
     trace = samples.large()
