@@ -14,6 +14,7 @@ import pytest
 import trace_samples as samples
 from browser import Tab, start_chromium
 from helpers import open_engine, run_a_day
+from tiny_vllm import SamplingParams
 from tiny_vllm.cli.trace import trace_app
 from tiny_vllm.errors import Error
 from tiny_vllm.trace import TraceError, check_trace, make_page, read_trace
@@ -154,7 +155,9 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes, message: str) -> N
 # --- The command ---
 
 
-def test_command(tmp_path: Path, recordings: dict[str, samples.Recording]) -> None:
+def test_command(
+    tmp_path: Path, recordings: dict[str, samples.Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = tmp_path / "run.json"
     trace.write_text(json.dumps(recordings["continuous"].trace))
     run = CliRunner().invoke
@@ -166,6 +169,11 @@ def test_command(tmp_path: Path, recordings: dict[str, samples.Recording]) -> No
     result = run(trace_app, ["view", str(trace), str(trace), "--output", str(both)])
     assert (result.exit_code, result.output) == (0, f"wrote {both}\n")
     assert '"names":["run.json","run.json"]' in both.read_text(encoding="utf-8")
+
+    for opened, note in ((True, ""), (False, f"no browser could be opened; open {both} yourself\n")):
+        monkeypatch.setattr("webbrowser.open", lambda _, answer=opened: answer)
+        result = run(trace_app, ["view", str(trace), "-o", str(both), "--open"])
+        assert (result.exit_code, result.output) == (0, f"wrote {both}\n{note}")
 
     with pytest.raises(TraceError, match=r"nothing\.json cannot be read: No such file"):
         run(trace_app, ["view", str(tmp_path / "nothing.json")], catch_exceptions=False)
@@ -331,19 +339,104 @@ def test_step_in_words(tab: Tab, pages: dict[str, Path]) -> None:
     for part in (
         "Before the first step",
         "Step 1: 32 of 32 tokens",
-        r"admitted r1 \(24 tokens from the prefix cache\)",
-        r"r1 found 8 more tokens in the prefix cache",
+        r"admitted r1 \(24 cached\)",
+        r"r1 found 8 in the cache",
         r"prefill r0 \[0, 26\)",
         r"decode r0, r7, r1, r2\.0, r2\.1, r2\.2",
         r"copied block \d+ to \d+, to write there",
         r"\d new blocks",
         r"evicted blocks? \d+",
         r"preempted r9\.1: no block was left",
-        "in vain, they had ended: r7",
-        "r7 finished: stop",
-        "released r6",
+        "computed in vain, had ended: r7",
+        "r7 ended: stop",
+        "r6 ended: abort ?r6 gave its blocks back",
     ):
         assert re.search(part, whole), part
+    assert "released" not in whole
+    assert "finished" not in whole
+
+
+def words_of(tab: Tab, position: int) -> list[str]:
+    """The sentences of one step, on a page with one trace."""
+    return tab.js(
+        "(page.show(args[0]), [...page.runs[0].find('.events').children].map((e) => e.textContent))", position
+    )
+
+
+@pytest.fixture(scope="module")
+def by_priority(rand_folder: Path) -> samples.Trace:
+    """Two seats. In step 6 one is taken away; later one request is aborted in its seat, one in the queue."""
+    engine = open_engine(
+        rand_folder, record_events=True, scheduling_policy="priority", max_num_seqs=2, num_blocks=64
+    )
+    long = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    engine.add_request("slow0", [5, 6, 7], long, priority=5)
+    engine.add_request("slow1", [6, 7, 8], long, priority=5)
+    for _ in range(5):
+        engine.step()
+    short = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    engine.add_request("urgent", [7, 8, 9], short, priority=0)
+    engine.add_request("late", [8, 9, 10], long, priority=7)
+    for _ in range(3):
+        engine.step()
+    engine.abort_request("slow0")
+    engine.abort_request("late")
+    while engine.has_unfinished_requests():
+        engine.step()
+    return json.loads(json.dumps(engine.events().trace()))  # type: ignore[no-any-return]
+
+
+def test_a_preemption_says_why(tab: Tab, tmp_path: Path, by_priority: samples.Trace) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(make_page([by_priority]), encoding="utf-8")
+    tab.open(file)
+    position = next(i for i, step in enumerate(by_priority["steps"], 1) if step["preempted"])
+    assert "preempted slow1 (priority 5): urgent (priority 0) took its place" in words_of(tab, position)
+    assert "no block was left" not in " ".join(words_of(tab, position))
+    assert "smaller priority numbers go first" in tab.js("about.textContent")
+    notes = tab.js("[...document.querySelectorAll('.text .note')].map((n) => n.textContent.split(',')[0])")
+    assert notes == ["priority 5", "priority 5", "priority 0", "priority 7"]
+    assert "priority 0" in tab.js(
+        "page.runs[0].describeSeat({ i: args[0], seat: 1, sequence: 2, kind: DECODE })", 6
+    )
+
+    # It did not get the place in the same step.
+    other = copy.deepcopy(by_priority)
+    step, following = other["steps"][position - 1 : position + 1]
+    for key in ("admitted", "tables", "chunks", "sampled"):
+        moved = [entry for entry in step[key] if entry[0] == 2]
+        step[key] = [entry for entry in step[key] if entry[0] != 2]
+        if key == "admitted":
+            following[key] = moved + following[key]
+    file.write_text(make_page([other]), encoding="utf-8")
+    tab.open(file)
+    assert "preempted slow1 (priority 5): urgent (priority 0) goes first" in words_of(tab, position)
+
+    # With fcfs, whatever the numbers are, only blocks are a reason; and nothing is said of priorities.
+    other = copy.deepcopy(by_priority)
+    other["engine"]["scheduling_policy"] = "fcfs"
+    file.write_text(make_page([other]), encoding="utf-8")
+    tab.open(file)
+    assert "preempted slow1: no block was left" in words_of(tab, position)
+    assert "priority" not in tab.js("about.textContent + page.runs[0].find('.texts').textContent")
+    assert "fcfs" not in tab.js("document.body.innerText")
+
+
+def test_an_abort_is_said(tab: Tab, tmp_path: Path, by_priority: samples.Trace) -> None:
+    """Of a sequence that had a seat, and of one that never had."""
+    file = tmp_path / "page.html"
+    file.write_text(make_page([by_priority]), encoding="utf-8")
+    tab.open(file)
+    position = next(i for i, step in enumerate(by_priority["steps"], 1) if 0 in step["released"])
+    said = words_of(tab, position)
+    assert said[:3] == ["slow0 ended: abort", "late ended: abort", "slow0 gave its blocks back"]
+    everything = [sentence for p in range(len(by_priority["steps"]) + 1) for sentence in words_of(tab, p)]
+    ends = [sentence for sentence in everything if " ended: " in sentence]
+    assert sorted(ends) == [
+        "late ended: abort", "slow0 ended: abort", "slow1 ended: length", "urgent ended: length"
+    ]  # fmt: skip
+    states = tab.js("[...document.querySelectorAll('.text .state')].map((n) => n.textContent)")
+    assert states == ["ended: abort", "ended: length", "ended: length", "ended: abort"]
 
 
 def test_play_and_pause(tab: Tab, pages: dict[str, Path]) -> None:
@@ -427,20 +520,134 @@ def test_side_by_side(tab: Tab, pages: dict[str, Path], pair: list[samples.Trace
             begun = sum(step["times"][0] <= time for step in trace["steps"])
             assert tab.js("page.runs[args[0]].replay.position", i) == begun
     titles = tab.js("page.runs.map((run) => run.chart.querySelector('h3').textContent)")
-    empty = []
-    for title, trace in zip(titles, pair, strict=True):
-        found = re.fullmatch(r"\w+ batching: ([\d.]+) % of seat-time was empty, (\d+) steps, .*\sm?s", title)
+    empty, numbers = [], []
+    for i, (title, trace) in enumerate(zip(titles, pair, strict=True)):
+        found = re.fullmatch(
+            r"\w+ batching: (([\d.]+) %) of seat-steps were empty, (\d+) steps, .*\sm?s", title
+        )
         assert found
         steps = [step for step in trace["steps"] if step["chunks"]]
-        assert int(found[2]) == len(steps)
-        starts = [step["times"][0] for step in trace["steps"]]
-        lasts = [min(a, b) for a, b in zip((s["times"][3] for s in steps), [*starts[1:], 1e9], strict=False)]
-        spans = [b - a for a, b in zip(starts, lasts, strict=False)]
-        filled = sum(step["running"] * span for step, span in zip(steps, spans, strict=True))
-        assert float(found[1]) == pytest.approx(100 * (1 - filled / (8 * sum(spans))), abs=0.51)
-        empty.append(float(found[1]))
+        assert int(found[3]) == len(steps)
+        filled = sum(step["running"] for step in steps)
+        assert float(found[2]) == pytest.approx(100 * (1 - filled / (8 * len(steps))), abs=0.51)
+        empty.append(float(found[2]))
+        numbers.append(len(steps))
+        # It is the one measure of emptiness, and the same wherever it stands.
+        words = tab.js("page.runs[args[0]].find('.summary').textContent", i)
+        assert f"of seat-steps were emptyof 8 seats, in {len(steps)} steps{found[1]}" in words
     assert empty[0] > empty[1] + 20
+    assert "seat-time" not in tab.js("document.body.textContent.replace(/<script.*/s, '')")
+    assert tab.js("result.textContent") == (
+        f"continuous batching needed {numbers[1]} steps in place of {numbers[0]}: "
+        "a seat that is free is given to the next request at once."
+    )
     assert tab.complaints() == []
+
+
+def test_no_comparison_of_different_requests(tab: Tab, tmp_path: Path, pair: list[samples.Trace]) -> None:
+    other = copy.deepcopy(pair[1])
+    other["sequences"][0]["request_id"] = "somebody else"
+    for traces, said in (
+        ([pair[0], other], ""),
+        ([pair[0], pair[0]], f"Both needed {len(pair[0]['steps']) - 1} steps."),
+    ):
+        file = tmp_path / "page.html"
+        file.write_text(make_page(traces), encoding="utf-8")
+        tab.open(file)
+        assert tab.js("result.hidden ? '' : result.textContent") == said
+
+
+DRAWN_TEXTS = """(() => {
+  const texts = [], run = page.runs[args[0]], original = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    texts.push([String(text), x, this.measureText(text).width]);
+    original.call(this, text, x, y);
+  };
+  page.drawWhole();
+  CanvasRenderingContext2D.prototype.fillText = original;
+  page.show(page.stops.length);
+  const cursor = new DOMMatrix(getComputedStyle(run.chart.querySelector(".cursor")).transform).e;
+  return [texts.filter(([text]) => text.startsWith("◂")), run.axis.width, cursor];
+})()"""
+
+
+@pytest.mark.parametrize("width", [390, 640, 900, 1280, 1900])
+def test_done_is_not_cut_off(tab: Tab, pages: dict[str, Path], width: int) -> None:
+    """Where the shorter run ends stands as much as there is room for, and the moment's line beside it."""
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    tab.open(pages["pair"])
+    tab.chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    for by_time in (False, True):
+        tab.js("(page.redraw(), page.setAxis(args[0]))", by_time)
+        texts, canvas, cursor = tab.js(DRAWN_TEXTS, 1)
+        assert len(texts) == 1
+        text, x, wide = texts[0]
+        assert text.startswith("◂ done") or width < 1000
+        assert cursor + 2 < x
+        assert x + wide <= canvas
+
+
+def test_neighbours_have_no_seam(tab: Tab, pages: dict[str, Path]) -> None:
+    """Where a box ends and the next begins, no pixel is a mixture: edges are between pixels."""
+    tab.open(pages["pair"])
+    for ratio in (1, 1.5, 2):
+        metrics = {"width": 1111, "height": 800, "deviceScaleFactor": ratio, "mobile": False}
+        tab.chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        tab.js("page.redraw()")
+        edges = tab.js(
+            "page.runs[0].replay.starts.flatMap((_, i) => ["
+            "page.runs[0].axis.left(i), page.runs[0].axis.right(i)])"
+        )
+        assert all(abs(edge * ratio - round(edge * ratio)) < 1e-6 for edge in edges)
+        assert edges[1:-3:2] == edges[2:-2:2]
+
+
+def test_only_what_was_used_is_shown(tab: Tab, tmp_path: Path, by_priority: samples.Trace) -> None:
+    """Of a large cache, the first row; and curves that end where the run did, which the page says."""
+    trace = copy.deepcopy(by_priority)
+    trace["engine"].update(num_blocks=2048, max_num_batched_tokens=512)
+    for step in trace["steps"]:
+        step["free_blocks"] += 2048 - 64
+    file = tmp_path / "page.html"
+    file.write_text(make_page([trace]), encoding="utf-8")
+    tab.open(file)
+    shown, columns = tab.js("[page.runs[0].gridLayout.shown, page.runs[0].gridLayout.columns]")
+    assert shown % columns == 0
+    assert shown < 64
+    assert (
+        tab.js("page.runs[0].find('.pages-rest').textContent")
+        == f"… and {2048 - shown:,} that were never used"
+    )
+    scales = tab.js("[...document.querySelectorAll('.scale')].map((e) => e.textContent)")
+    most = max(step["num_tokens"] for step in trace["steps"])
+    assert re.fullmatch(r"the axis ends at \d+, the maximum of the run; there are 2,048 blocks", scales[0])
+    assert scales[1] == f"the axis ends at {most}, the maximum of the run; the budget is 512"
+    assert tab.js("document.querySelector('.limit-entry').hidden")
+    # It opens at the first of the fullest steps.
+    full = [i for i, step in enumerate(trace["steps"], 1) if step["running"] == 2]
+    assert tab.js("page.stop") == full[1]  # in the first one, both are prefills
+    tab.open(file, hash="#step=0")
+    assert tab.js("page.stop") == 0
+
+
+def test_cards_stay_where_they_are(tab: Tab, pages: dict[str, Path]) -> None:
+    tab.open(pages["pair"])
+    cards = "[...run.body.querySelectorAll('.text')].map((card) => Number(card.dataset.sequence))"
+    order = f"page.runs.map((run) => {cards})"
+    for position in (0, 10, 60, 200):
+        assert tab.js(f"(page.show(args[0]), {order})", position) == [list(range(24))] * 2
+    assert tab.js("page.runs[0].replay.topicOf(3)") == "3, please, as you told it to me as a child."
+
+
+def test_words_are_explained(tab: Tab, pages: dict[str, Path]) -> None:
+    tab.open(pages["continuous"])
+    assert tab.js("[...document.querySelectorAll('.legend li')].every((li) => li.title.length > 10)")
+    tab.js("document.querySelector('#glossary summary').click()")
+    assert tab.js("glossary.open && document.documentElement.scrollWidth <= innerWidth")
+    terms = ", ".join(tab.js("[...document.querySelectorAll('#glossary dt')].map((dt) => dt.textContent)"))
+    for word in ("seat", "step", "prefill chunk", "decode", "block", "owned", "shared", "cached", "free",
+                 "prefix cache", "preempted", "computed in vain", "budget", "[a, b)"):  # fmt: skip
+        assert word in terms
 
 
 def test_hostile_text_is_inert(tab: Tab, tmp_path: Path, recordings: dict[str, samples.Recording]) -> None:
@@ -508,7 +715,7 @@ OVERLAPS = """(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement;
-    const unseen = "script, noscript, template, .hidden, option, #controls";
+    const unseen = "script, noscript, template, .hidden, option, #controls, details:not([open]) dl";
     if (!node.textContent.trim() || parent.closest(unseen)) continue;
     const range = document.createRange();
     range.selectNodeContents(node);

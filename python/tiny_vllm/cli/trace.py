@@ -59,5 +59,5 @@ def view(
     except OSError as error:
         raise TraceError(f"{page_file} cannot be written: {error.strerror}") from None
     print(f"wrote {page_file}")
-    if open_page:
-        webbrowser.open(page_file.resolve().as_uri())
+    if open_page and not webbrowser.open(page_file.resolve().as_uri()):
+        print(f"no browser could be opened; open {page_file} yourself")

@@ -72,18 +72,19 @@ function prepare(canvas, width, height) {
 
 // --- The KV pages ---
 
-// The largest cells with which all blocks fit into the space.
-function gridLayout(numBlocks, width, maxHeight) {
+// The largest cells with which the blocks that are used fit into the space. The last row is filled up with others.
+function gridLayout(numBlocks, used, width, maxHeight) {
   let cell = 40;
-  while (cell > 3 && Math.ceil(numBlocks / Math.floor(width / cell)) * cell > maxHeight) cell -= 1;
+  while (cell > 3 && Math.ceil(used / Math.floor(width / cell)) * cell > maxHeight) cell -= 1;
   const columns = Math.max(1, Math.min(numBlocks, Math.floor(width / cell)));
-  return { cell, columns, width, height: Math.ceil(numBlocks / columns) * cell };
+  const rows = Math.ceil(used / columns);
+  return { cell, columns, width, height: rows * cell, shown: Math.min(numBlocks, rows * columns) };
 }
 
-function blockAt(layout, numBlocks, x, y) {
+function blockAt(layout, x, y) {
   const column = Math.floor(x / layout.cell), row = Math.floor(y / layout.cell);
   const block = row * layout.columns + column;
-  return column >= 0 && column < layout.columns && row >= 0 && block < numBlocks ? block : -1;
+  return column >= 0 && column < layout.columns && row >= 0 && block < layout.shown ? block : -1;
 }
 
 const MOST_STRIPES = 4;
@@ -99,7 +100,7 @@ function drawGrid(canvas, replay, layout, look) {
   const written = new Set(large ? writtenBlocks(replay) : []);
   c.textAlign = "center";
   c.textBaseline = "middle";
-  for (let block = 0; block < replay.numBlocks; ++block) {
+  for (let block = 0; block < layout.shown; ++block) {
     const x = (block % columns) * cell + gap / 2, y = Math.floor(block / columns) * cell + gap / 2;
     const owners = replay.owners[block];
     if (owners.length === 0) {
@@ -185,14 +186,19 @@ function makeAxis(replay, byTime, domain, width) {
   const scale = inner / (domain || 1);
   const start = byTime ? (i) => replay.starts[i] : (i) => i;
   const end = byTime ? (i) => replay.ends[i] : (i) => Math.min(i + 1, replay.numSteps);
+  // Edges lie between the pixels of the screen: where one box ends and the next begins, nothing shines through.
+  const ratio = window.devicePixelRatio || 1;
+  const snap = (x) => Math.round(x * ratio) / ratio;
   return {
     byTime, domain, width, inner,
-    left: (i) => GUTTER + start(i) * scale,
-    right: (i) => GUTTER + end(i) * scale,
+    pixel: 1 / ratio,
+    left: (i) => snap(GUTTER + start(i) * scale),
+    right: (i) => snap(GUTTER + end(i) * scale),
     at: (value) => GUTTER + value * scale,
     value: (x) => (x - GUTTER) / scale,
     // Where the cursor stands: at that time, or after so many steps.
-    cursor: (value) => GUTTER + Math.min(domain, Math.max(0, value)) * scale,
+    // A run that is done stays at its end.
+    cursor: (value) => GUTTER + Math.min(domain, end(replay.numSteps - 1), Math.max(0, value)) * scale,
   };
 }
 
@@ -243,11 +249,11 @@ function drawGantt(canvas, replay, layout, axis, look) {
     const colour = palette.of(look.colourOf(visit.sequence));
     for (const run of visit.runs) {
       c.fillStyle = palette.panel; // over the hatching of an empty seat
-      c.fillRect(axis.left(run.from) - 0.3, y, axis.right(run.to) - axis.left(run.from) + 0.6, row);
+      c.fillRect(axis.left(run.from), y, axis.right(run.to) - axis.left(run.from), row);
     }
     c.globalAlpha = look.isDim(visit.sequence) ? 0.22 : 1;
     for (const run of visit.runs) {
-      const x = axis.left(run.from), width = Math.max(0.5, axis.right(run.to) - x);
+      const x = axis.left(run.from), width = Math.max(axis.pixel, axis.right(run.to) - x);
       c.fillStyle = colour;
       drawRun(c, palette, run.kind, colour, x, y + space / 2, width, row - space);
     }
@@ -261,14 +267,20 @@ function drawGantt(canvas, replay, layout, axis, look) {
   c.textBaseline = "middle";
   const every = [1, 2, 5, 10, 20, 50, 100].find((number) => number * row >= 13) || 200;
   for (let seat = 0; seat < seats; seat += every) c.fillText(seat, GUTTER - 6, seat * row + Math.max(row, 11) / 2);
-  if (axis.width - MARGIN - ends > 90) {
-    c.textAlign = "left";
-    c.fillStyle = palette.ink;
-    c.font = `600 12px ${palette.font}`;
-    const words = axis.byTime ? `◂ done at ${seconds(replay.seconds)}` : `◂ done in ${replay.numSteps} steps`;
-    c.fillText(words, ends + 8, (row * seats) / 2);
-  }
+  drawDone(c, replay, palette, axis, ends, (row * seats) / 2);
   drawAxis(c, palette, axis, row * seats + 3);
+}
+
+// Where a run ends before the axis does: when, in as many words as there is room for. The heading says it too.
+function drawDone(c, replay, palette, axis, ends, y) {
+  const room = axis.width - ends - 10;
+  const end = axis.byTime ? seconds(replay.seconds) : plural(replay.numSteps, "step");
+  c.textAlign = "left";
+  c.fillStyle = palette.ink;
+  c.font = `600 12px ${palette.font}`;
+  const choices = [`◂ done ${axis.byTime ? "at" : "in"} ${end}`, `◂ ${end}`, "◂ done"];
+  const words = choices.find((text) => c.measureText(text).width <= room);
+  if (words !== undefined && ends < axis.width - MARGIN - 1) c.fillText(words, ends + 8, y);
 }
 
 // Who sat where, and when: {seat, sequence, from, to, runs: [{kind, from, to}]}, from and to counted in steps.
@@ -307,10 +319,10 @@ function drawRun(c, palette, kind, colour, x, y, width, height) {
       if (width >= 4) outline(c, x, y, width, height, palette.ink, 1);
     }
   } else if (kind === DECODE) {
-    const thin = height >= 6 ? height * 0.66 : height;
-    c.fillRect(x, y + (height - thin) / 2, width, thin);
+    const rim = height >= 6 ? Math.round(height * 0.17) : 0;
+    c.fillRect(x, y + rim, width, height - 2 * rim);
   } else if (kind === HELD) {
-    c.fillRect(x, y + height / 2 - 1, width, Math.min(2, height));
+    c.fillRect(x, y + Math.max(0, Math.round(height / 2) - 1), width, Math.min(2, height));
   } else {
     outline(c, x, y, width, height, palette.alarm, 1);
     c.beginPath();
@@ -328,11 +340,10 @@ function nameVisit(c, replay, look, axis, visit, y, row) {
   c.font = `600 11px ${look.palette.font}`;
   const text = replay.labelOf(visit.sequence);
   const needed = c.measureText(text).width + 6;
-  if (needed > width * 0.7) return; // the bar says more than the name
-  // After the prefill, if there is room: its stripes say something too.
+  // After the prefill: its stripes say something too. Where the bar is too short, the pointer finds the name.
   const decode = visit.runs.find((run) => run.kind === DECODE);
-  let left = decode ? axis.left(decode.from) + 2 : x + 2;
-  if (left + needed > x + width) left = x + 1;
+  const left = decode ? axis.left(decode.from) + 2 : x + 2;
+  if (needed > width * 0.7 || left + needed > x + width - 2) return;
   c.globalAlpha = look.isDim(visit.sequence) ? 0.4 : 1;
   c.fillStyle = look.palette.panel;
   c.fillRect(left, y + row / 2 - 7, needed, 14);
@@ -376,6 +387,7 @@ function seatAt(replay, layout, axis, x, y) {
 const CURVE_HEIGHT = 96;
 
 // `chart`: {max, areas: [{values, colour, hatched}] from the bottom up, lines: [{values, colour, dashed}], limit}
+// The axis ends at max; what is above is cut off.
 function drawCurve(canvas, replay, axis, chart, palette) {
   const height = CURVE_HEIGHT, base = height - 20, top = 6;
   const c = prepare(canvas, axis.width, height);
@@ -385,9 +397,9 @@ function drawCurve(canvas, replay, axis, chart, palette) {
     c.beginPath();
     for (let i = 0; i < replay.numSteps; ++i) {
       const bottom = y(below[i]);
-      below[i] += values[i];
+      below[i] = Math.min(chart.max, below[i] + values[i]);
       const level = y(below[i]), x = axis.left(i);
-      if (bottom > level) c.rect(x, level, Math.max(0.6, axis.right(i) - x), bottom - level);
+      if (bottom > level) c.rect(x, level, Math.max(axis.pixel, axis.right(i) - x), bottom - level);
     }
     c.fillStyle = hatched ? palette.hatching(c, colour, 5, 1.4) : colour;
     c.fill();
@@ -409,7 +421,8 @@ function drawCurve(canvas, replay, axis, chart, palette) {
   c.fillRect(GUTTER, base, axis.inner, 1);
   if (chart.limit) {
     c.fillStyle = palette.ink;
-    for (let x = GUTTER; x < GUTTER + axis.inner; x += 6) c.fillRect(x, y(chart.limit), 3, 1);
+    const level = Math.round(y(chart.limit));
+    for (let x = GUTTER; x < GUTTER + axis.inner; x += 6) c.fillRect(x, level, 3, 1);
   }
   c.fillStyle = palette.muted;
   c.font = `11px ${palette.font}`;

@@ -47,7 +47,7 @@ class Run {
     }
     const empty = this.replay.emptiness(seats);
     this.chart.querySelector("h3").replaceChildren(
-      element("b", "", this.title), ": ", element("b", "", `${percent(empty.time)} of seat-time was empty`),
+      element("b", "", this.title), ": ", element("b", "", `${percent(empty)} of seat-steps were empty`),
       `, ${plural(this.replay.numSteps, "step")}, ${seconds(this.replay.seconds)}`);
   }
 
@@ -67,17 +67,21 @@ class Run {
       const canvas = figure.querySelector("canvas");
       const chart = this.curves[figure.dataset.chart];
       this.curveAxis = makeAxis(replay, page.byTime, page.domain, canvas.parentElement.clientWidth);
+      const scale = figure.querySelector(".scale");
+      if (scale) setText(scale, chart.scale);
+      const limit = figure.querySelector(".limit-entry");
+      if (limit) limit.hidden = !chart.limit;
       drawCurve(canvas, replay, this.curveAxis, chart, page.palette);
       canvas.setAttribute("aria-label", chart.name);
     }
-    this.gridLayout = gridLayout(replay.numBlocks, this.grid.parentElement.clientWidth, 330);
+    this.gridLayout = gridLayout(replay.numBlocks, page.usedBlocks(replay), this.grid.parentElement.clientWidth, 330);
   }
 
   curveData() {
     const { replay, page } = this;
     const records = replay.records.slice(0, replay.numSteps);
     const [first, second, , , , other] = page.palette.sequences;
-    const engine = replay.engine;
+    const budget = replay.engine.max_num_batched_tokens;
     const decodes = replay.chunkKinds.map((kinds) => kinds.filter((kind) => kind !== PREFILL).length);
     const running = records.map((r) => r.running), waiting = records.map((r) => r.waiting);
     return {
@@ -89,7 +93,7 @@ class Run {
       },
       blocks: {
         name: "Owned, cached and free blocks over the run",
-        max: replay.numBlocks,
+        ...page.scaleOf("blocks", replay.numBlocks, `there are ${plural(replay.numBlocks, "block")}`),
         areas: [
           { values: records.map((r) => replay.numBlocks - r.free_blocks), colour: first },
           { values: records.map((r) => r.cached_blocks), colour: page.palette.cached, hatched: true },
@@ -100,9 +104,8 @@ class Run {
         }),
       },
       tokens: {
-        name: "Tokens of each step, and the budget",
-        max: engine.max_num_batched_tokens,
-        limit: engine.max_num_batched_tokens,
+        name: "Tokens of each step",
+        ...page.scaleOf("tokens", budget, `the budget is ${whole(budget)}`),
         areas: [
           { values: decodes, colour: first },
           { values: records.map((r, i) => r.num_tokens - decodes[i]), colour: second, hatched: true },
@@ -155,7 +158,9 @@ class Run {
     const free = replay.numBlocks - owned - cached;
     const text = `${whole(replay.numBlocks)} blocks of ${plural(replay.blockSize, "token")}: ` +
       `${whole(owned)} owned (${whole(shared)} shared), ${whole(cached)} cached, ${whole(free)} free`;
+    const hidden = replay.numBlocks - this.gridLayout.shown;
     setText(this.find(".pages-count"), text);
+    setText(this.find(".pages-rest"), hidden ? `… and ${whole(hidden)} that were never used` : "");
     this.grid.setAttribute("aria-label", `${text}. Arrow keys go from block to block.`);
     const i = Math.min(replay.position, replay.numSteps) - 1;
     for (const figure of this.body.querySelectorAll(".curves figure")) {
@@ -183,23 +188,17 @@ class Run {
 
   // --- Texts ---
 
-  // Cards of all sequences while they are few, those that something happens to first; else of those that run, and of
-  // the chosen one.
+  // Cards of all sequences while they are few; else of those that run, and of the chosen one. Always in order of
+  // arrival, so that a card stays where it is, and is at the same place in both runs.
   sequencesWithCards() {
     const { replay, page } = this;
     if (replay.sequences.length <= MOST_TEXTS) {
-      const groups = [[], [], [], []];
-      replay.sequences.forEach((_, sequence) => {
-        const state = replay.stateOf(sequence);
-        const rank = ["running", "preempted", "waiting", "finished", "not"].findIndex((word) => state.startsWith(word));
-        groups[Math.max(0, rank - 1)].push(sequence);
-      });
-      return groups.flat();
+      return replay.sequences.map((_, sequence) => sequence);
     }
     const chosen = page.chosen === null ? undefined : this.byKey.get(page.chosen);
     const running = replay.seats.filter((sequence) => sequence >= 0 && sequence !== chosen);
     const rest = running.sort((a, b) => a - b).slice(0, MOST_TEXTS - 1);
-    return chosen === undefined ? rest : [chosen, ...rest];
+    return (chosen === undefined ? rest : [chosen, ...rest]).sort((a, b) => a - b);
   }
 
   showTexts() {
@@ -208,7 +207,7 @@ class Run {
     const few = shown.length === replay.sequences.length;
     setText(this.find(".texts-count"), few
       ? `${plural(shown.length, "sequence")}; click one to follow it`
-      : `${shown.length} of ${replay.sequences.length.toLocaleString("en")} sequences, running ones first`);
+      : `${shown.length} of ${replay.sequences.length.toLocaleString("en")} sequences: those that run`);
     const fresh = new Set(replay.record ? replay.record.sampled.map(([sequence]) => sequence) : []);
     const list = this.find(".texts");
     const cards = shown.map((sequence) => this.cardOf(sequence));
@@ -239,7 +238,13 @@ class Run {
   cardOf(sequence) {
     if (this.cards.has(sequence)) return this.cards.get(sequence);
     const { replay } = this;
-    const name = element("button", "", element("b", "", replay.labelOf(sequence)), element("span", "state"));
+    const name = element("button", "", element("b", "", replay.labelOf(sequence)));
+    const topic = replay.topicOf(sequence);
+    // Where the paragraph below begins with the same words, once is enough.
+    if (topic && !promptOf(replay.sequences[sequence], false).startsWith(topic.replace(/…$/, ""))) {
+      name.append(element("span", "topic", `“${topic}”`));
+    }
+    name.append(element("span", "state"), element("span", "note"));
     name.type = "button";
     name.title = replay.sequences[sequence].request_id;
     const text = element("p", "", element("span", "prompt"), element("span", "answer"), element("mark", "newest"));
@@ -257,8 +262,12 @@ class Run {
     const state = replay.stateOf(sequence);
     const [button, text] = card.children;
     card.style.setProperty("--own", page.palette.of(page.colours.get(card.dataset.key)));
-    card.classList.toggle("away", /^(not|finished)/.test(state));
-    setText(button.querySelector(".state"), `${state}, ${s.num_prompt_tokens} + ${plural(made, "token")}`);
+    card.classList.toggle("away", /^(not|ended)/.test(state));
+    const [label, note] = button.querySelectorAll(".state, .note");
+    setText(label, state);
+    label.dataset.state = state.split(/\W/)[0];
+    const priority = replay.byPriority ? `priority ${s.priority}, ` : "";
+    setText(note, `${priority}${s.num_prompt_tokens} + ${plural(made, "token")}`);
     const pieces = s.pieces !== null ? s.pieces : s.tokens.map((token) => ` ${token}`);
     const old = isFresh ? made - 1 : made;
     const isChosen = card.dataset.key === page.chosen;
@@ -273,7 +282,7 @@ class Run {
   listen() {
     const { page, replay } = this;
     const point = (event) => {
-      const block = blockAt(this.gridLayout, replay.numBlocks, event.offsetX, event.offsetY);
+      const block = blockAt(this.gridLayout, event.offsetX, event.offsetY);
       this.focusOn(block, event.clientX, event.clientY);
     };
     this.grid.addEventListener("pointermove", point);
@@ -281,7 +290,7 @@ class Run {
     this.grid.addEventListener("pointerleave", () => this.focusOn(-1));
     this.grid.addEventListener("blur", () => this.focusOn(-1));
     this.grid.addEventListener("click", (event) => {
-      const block = blockAt(this.gridLayout, replay.numBlocks, event.offsetX, event.offsetY);
+      const block = blockAt(this.gridLayout, event.offsetX, event.offsetY);
       page.choose(block >= 0 && replay.owners[block].length ? replay.keyOf(replay.owners[block][0]) : null);
     });
     this.grid.addEventListener("keydown", (event) => this.walk(event));
@@ -330,7 +339,7 @@ class Run {
     if (!move || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     event.stopPropagation();
-    const block = this.focus < 0 ? 0 : Math.max(0, Math.min(this.replay.numBlocks - 1, this.focus + move));
+    const block = this.focus < 0 ? 0 : Math.max(0, Math.min(this.gridLayout.shown - 1, this.focus + move));
     const box = this.grid.getBoundingClientRect();
     const { cell } = this.gridLayout;
     this.focusOn(block, box.left + (block % columns) * cell + cell, box.top + Math.floor(block / columns) * cell + cell);
@@ -378,14 +387,11 @@ class Run {
     const step = `Step ${replay.records[i].step}, seat ${seat}`;
     if (kind === EMPTY) return `${step}: empty`;
     const chunk = replay.records[i].chunks.find(([s]) => s === sequence);
-    const names = { [PREFILL]: "prefill", [DECODE]: "decode", [HELD]: "nothing computed", [IN_VAIN]: "in vain" };
-    return `${step}: ${replay.labelOf(sequence)}, ${names[kind]}${chunk ? ` [${chunk[1]}, ${chunk[1] + chunk[2]})` : ""}`;
+    const names = { [PREFILL]: "prefill", [DECODE]: "decode", [HELD]: "nothing computed", [IN_VAIN]: "computed in vain" };
+    const topic = replay.topicOf(sequence);
+    return `${step}: ${replay.labelOf(sequence)}, ${names[kind]}${chunk ? ` [${chunk[1]}, ${chunk[1] + chunk[2]})` : ""}` +
+      (replay.byPriority ? `, priority ${replay.sequences[sequence].priority}` : "") + (topic ? `\n“${topic}”` : "");
   }
-}
-
-function shorten(text, most) {
-  const letters = Array.from(text); // not in the middle of a character
-  return letters.length <= most ? text : `${letters.slice(0, most - 1).join("")}…`;
 }
 
 function endOf(text, most) {
@@ -417,15 +423,45 @@ class Page {
     replays.forEach((replay, i) => this.runs.push(new Run(this, replay, titles[i])));
 
     this.seats = Math.max(...replays.map((replay) => replay.numSeats));
-    const most = (replay) => replay.records.reduce((a, r) => Math.max(a, r.running, r.waiting), 1);
-    this.mostRequests = Math.max(...replays.map(most));
+    const most = (value) => Math.max(1, ...replays.map((replay) => (
+      replay.records.reduce((a, record) => Math.max(a, value(record, replay)), 0))));
+    this.mostRequests = most((record) => Math.max(record.running, record.waiting));
+    this.most = {
+      blocks: most((record, replay) => replay.numBlocks - record.free_blocks + record.cached_blocks),
+      tokens: most((record) => record.num_tokens),
+    };
     this.colours = new Map(); // the same request has the same colour in both runs
     for (const replay of replays) this.giveColours(replay);
     this.get = (id) => document.getElementById(id);
     this.build();
     this.listen();
     this.setAxis(false);
-    this.readHash();
+    if (!this.readHash()) this.show(this.opening());
+  }
+
+  // Where there is most to see: the first step in which somebody decodes while most sequences run.
+  opening() {
+    let best = 0, most = 0;
+    for (let i = 0; i < this.stops.length - 1; ++i) {
+      const active = this.runs.map((run) => run.replay).filter((replay) => i < replay.numSteps);
+      if (!active.every((replay) => replay.chunkKinds[i].includes(DECODE))) continue;
+      const running = active.reduce((sum, replay) => sum + replay.records[i].running, 0);
+      if (running > most) [best, most] = [i + 1, running];
+    }
+    return best || 1;
+  }
+
+  // How far a vertical axis goes: to the limit if much of it is used, else to what the runs used at most.
+  scaleOf(what, limit, words) {
+    const used = this.most[what];
+    if (2 * used >= limit) return { max: limit, limit: what === "tokens" ? limit : 0, scale: "" };
+    const runs = this.single ? "the run" : "both runs";
+    return { max: used, limit: 0, scale: `the axis ends at ${whole(used)}, the maximum of ${runs}; ${words}` };
+  }
+
+  // How many blocks are shown: those up to the last one that any run ever gave to somebody.
+  usedBlocks(replay) {
+    return Math.min(replay.numBlocks, Math.max(1, ...this.runs.map((run) => run.replay.usedBlocks)));
   }
 
   // Whoever sits down gets the colour that is least used by those who sit there, and among these the one that was given
@@ -456,12 +492,16 @@ class Page {
     const facts = (engine) => `${engine.model} on ${engine.device}, ` +
       `${whole(engine.num_blocks)} blocks of ${engine.block_size}, ${plural(engine.max_num_seqs, "seat")}, ` +
       `up to ${plural(engine.max_num_batched_tokens, "token")} a step, ` +
-      `prefix cache ${engine.enable_prefix_caching ? "on" : "off"}`;
+      `prefix cache ${engine.enable_prefix_caching ? "on" : "off"}` +
+      (engine.scheduling_policy === "priority" ? ", smaller priority numbers go first" : "");
     const engines = this.runs.map((run) => run.replay.engine);
-    const all = engines.map((engine) => `${engine.scheduler} batching (${engine.scheduling_policy}): ${facts(engine)}`);
+    const all = engines.map((engine) => `${engine.scheduler} batching: ${facts(engine)}`);
     const same = engines.length === 2 && facts(engines[0]) === facts(engines[1]);
     setText(this.get("about"), same ? facts(engines[0]) : all.join(" | "));
     this.get("runs").classList.toggle("two", !this.single);
+    const result = this.single ? "" : comparisonOf(...this.runs.map((run) => run.replay), this.runs.map((run) => run.title));
+    setText(this.get("result"), result);
+    this.get("result").hidden = !result;
     for (const run of this.runs) {
       this.get("seats").append(run.chart);
       this.get("runs").append(run.body);
@@ -551,10 +591,11 @@ class Page {
 
   readHash() {
     const match = /^#(step|time)=(\d+(?:\.\d+)?(?:e-\d+)?)$/.exec(location.hash);
-    if (!match) return;
+    if (!match) return false;
     const byTime = match[1] === "time";
     if (byTime !== this.byTime) this.setAxis(byTime);
     this.show(byTime ? this.stopAt(Number(match[2])) : Number(match[2]));
+    return true;
   }
 
   // --- Playing ---

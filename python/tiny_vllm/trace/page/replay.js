@@ -22,6 +22,7 @@ class Replay {
     this.blockSize = trace.engine.block_size;
     this.numBlocks = trace.engine.num_blocks;
 
+    this.byPriority = trace.engine.scheduling_policy === "priority";
     this.siblings = new Map(); // request id -> how many sequences it has
     for (const s of this.sequences) this.siblings.set(s.request_id, (this.siblings.get(s.request_id) || 0) + 1);
 
@@ -218,6 +219,7 @@ class Replay {
     this.newBlocks = new Int32Array(records.length);
     this.chunkKinds = [];
     this.foundLater = []; // of each record: [sequence, tokens] found in the prefix cache after its admission
+    this.returned = []; // of each record: those of the released that had blocks; who ends while waiting has none
     this.preemptions = []; // [record, seat, sequence]
     for (let i = 0; i < records.length; ++i) {
       const record = records[i];
@@ -225,6 +227,7 @@ class Replay {
         this.preemptions.push([i, this.seats.indexOf(sequence), sequence]);
       }
       const known = record.chunks.map(([s]) => this.sequences[s].num_prompt_tokens + this.generated[s]);
+      this.returned.push(record.released.filter((sequence) => this.tables.has(sequence)));
       this.apply(i);
       this.foundLater.push([...this.found]);
       for (const [block, how] of this.retaken) {
@@ -244,6 +247,8 @@ class Replay {
       rows.push(this.rowOf(record, kinds));
     }
     this.numSeats = Math.max(1, this.seats.length);
+    this.usedBlocks = this.blocksEverUsed();
+    this.findUnsaidEnds();
     this.fillSeats(rows);
     this.decideFindable(intervals);
 
@@ -254,6 +259,33 @@ class Replay {
       this.apply(i);
     }
     this.summarize();
+  }
+
+  // The number of the last block that anybody ever had, plus one.
+  blocksEverUsed() {
+    let used = 0;
+    for (const { tables } of this.records) {
+      for (const [, , blocks] of tables) for (const block of blocks) used = Math.max(used, block + 1);
+    }
+    return used;
+  }
+
+  // Who ended without a token that says so, as by an abort: of each record, those of whom it is the first to know.
+  findUnsaidEnds() {
+    const place = new Map(); // sequence -> record
+    this.records.forEach((record, i) => {
+      for (const sequence of record.released) place.set(sequence, i);
+    });
+    for (const record of this.records) {
+      for (const [sequence, , reason] of record.sampled) if (reason !== null) place.set(sequence, -1);
+    }
+    this.endedUnsaid = this.records.map(() => []);
+    this.sequences.forEach((s, sequence) => {
+      if (s.end === null || s.finish_reason === null) return;
+      // Who waited may never be released.
+      const at = place.has(sequence) ? place.get(sequence) : this.records.findIndex(({ times }) => times[0] >= s.end);
+      if (at >= 0) this.endedUnsaid[at].push(sequence);
+    });
   }
 
   // What the scheduler calls a prefill and a decode. `known` is how many tokens each sequence had before.
@@ -327,23 +359,10 @@ class Replay {
     this.seconds = this.ends[this.ends.length - 1] - this.starts[0];
   }
 
-  // The share of seat-steps and of seat-time that nobody sat in, of `seats` seats.
+  // The share of seat-steps that nobody sat in: a seat-step is one of `seats` seats in one step, however long it took.
   emptiness(seats) {
-    let filledSteps = 0, filledTime = 0, time = 0;
-    for (let i = 0; i < this.numSteps; ++i) {
-      let filled = 0;
-      for (let seat = 0; seat < this.numSeats; ++seat) {
-        if (this.seatKind[i * this.numSeats + seat] !== EMPTY) filled += 1;
-      }
-      const duration = this.ends[i] - this.starts[i];
-      filledSteps += filled;
-      filledTime += filled * duration;
-      time += duration;
-    }
-    return {
-      steps: 1 - filledSteps / (this.numSteps * seats),
-      time: time > 0 ? 1 - filledTime / (time * seats) : 1 - filledSteps / (this.numSteps * seats),
-    };
+    const filled = this.seatKind.subarray(0, this.numSteps * this.numSeats).filter((kind) => kind !== EMPTY).length;
+    return 1 - filled / (this.numSteps * seats);
   }
 
   // --- Asking ---
@@ -376,13 +395,35 @@ class Replay {
     return this.siblings.get(s.request_id) > 1 ? `${id}.${s.index}` : id;
   }
 
+  // The first words of its prompt, to know it by. What all prompts begin with, and the marks of a chat, say nothing.
+  topicOf(sequence) {
+    const { prompt } = this.sequences[sequence];
+    if (prompt === null) return "";
+    const parts = prompt.slice(this.commonStart()).split(/<\|[^|<>]{1,40}\|>/);
+    const words = parts.map((part) => part.replace(/^(system|user|assistant)\n/, "").replace(/\s+/g, " ").trim());
+    return shorten(words.find((part) => part) || "", 48);
+  }
+
+  commonStart() {
+    if (this.common !== undefined) return this.common;
+    const prompts = [...new Set(this.sequences.map((s) => s.prompt).filter((prompt) => prompt !== null))];
+    let end = prompts.length > 1 ? Math.min(...prompts.map((prompt) => prompt.length)) : 0;
+    for (const prompt of prompts) {
+      let same = 0;
+      while (same < end && prompt[same] === prompts[0][same]) same += 1;
+      end = same;
+    }
+    this.common = end ? Math.max(prompts[0].lastIndexOf(" ", end - 1), prompts[0].lastIndexOf("\n", end - 1)) + 1 : 0;
+    return this.common;
+  }
+
   // In words: what the sequence is doing.
   stateOf(sequence) {
     const s = this.sequences[sequence];
     const record = this.record;
     const now = record ? record.times[0] : -1;
     if (this.status[sequence] === FINISHED || (this.status[sequence] === WAITING && s.end !== null && s.end <= now)) {
-      return s.finish_reason ? `finished: ${s.finish_reason}` : "finished";
+      return s.finish_reason ? `ended: ${s.finish_reason}` : "ended";
     }
     if (this.status[sequence] === RUNNING) return this.generated[sequence] > 0 ? "running: decode" : "running: prefill";
     if (s.parent !== null && this.generated[sequence] === 0) return "not forked yet";
