@@ -342,11 +342,11 @@ def test_step_in_words(tab: Tab, pages: dict[str, Path]) -> None:
         r"admitted r1 \(24 cached\)",
         r"r1 found 8 in the cache",
         r"prefill r0 \[0, 26\)",
-        r"decode r0, r7, r1, r2\.0, r2\.1, r2\.2",
+        r"decode r0, r7, r1, r2, r2\[1\], r2\[2\]",
         r"copied block \d+ to \d+, to write there",
         r"\d new blocks",
         r"evicted blocks? \d+",
-        r"preempted r9\.1: no block was left",
+        r"preempted r9\[1\]: no block was left",
         "computed in vain, had ended: r7",
         "r7 ended: stop",
         "r6 ended: abort ?r6 gave its blocks back",
@@ -620,8 +620,8 @@ def test_only_what_was_used_is_shown(tab: Tab, tmp_path: Path, by_priority: samp
     )
     scales = tab.js("[...document.querySelectorAll('.scale')].map((e) => e.textContent)")
     most = max(step["num_tokens"] for step in trace["steps"])
-    assert re.fullmatch(r"the axis ends at \d+, the maximum of the run; there are 2,048 blocks", scales[0])
-    assert scales[1] == f"the axis ends at {most}, the maximum of the run; the budget is 512"
+    assert re.fullmatch(r"axis up to \d+, the run's maximum; there are 2,048 blocks", scales[0])
+    assert scales[1] == f"axis up to {most}, the run's maximum; the budget is 512"
     assert tab.js("document.querySelector('.limit-entry').hidden")
     # It opens at the first of the fullest steps.
     full = [i for i, step in enumerate(trace["steps"], 1) if step["running"] == 2]

@@ -339,10 +339,10 @@ function nameVisit(c, replay, look, axis, visit, y, row) {
   const x = axis.left(visit.from), width = axis.right(visit.to) - x;
   c.font = `600 11px ${look.palette.font}`;
   const text = replay.labelOf(visit.sequence);
-  const needed = c.measureText(text).width + 6;
+  const needed = Math.ceil(c.measureText(text).width) + 6;
   // After the prefill: its stripes say something too. Where the bar is too short, the pointer finds the name.
   const decode = visit.runs.find((run) => run.kind === DECODE);
-  const left = decode ? axis.left(decode.from) + 2 : x + 2;
+  const left = decode ? axis.left(decode.from) : x + 2;
   if (needed > width * 0.7 || left + needed > x + width - 2) return;
   c.globalAlpha = look.isDim(visit.sequence) ? 0.4 : 1;
   c.fillStyle = look.palette.panel;

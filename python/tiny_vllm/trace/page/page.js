@@ -455,8 +455,8 @@ class Page {
   scaleOf(what, limit, words) {
     const used = this.most[what];
     if (2 * used >= limit) return { max: limit, limit: what === "tokens" ? limit : 0, scale: "" };
-    const runs = this.single ? "the run" : "both runs";
-    return { max: used, limit: 0, scale: `the axis ends at ${whole(used)}, the maximum of ${runs}; ${words}` };
+    const whose = this.single ? "run's" : "runs'";
+    return { max: used, limit: 0, scale: `axis up to ${whole(used)}, the ${whose} maximum; ${words}` };
   }
 
   // How many blocks are shown: those up to the last one that any run ever gave to somebody.

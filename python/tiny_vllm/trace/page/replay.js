@@ -23,8 +23,6 @@ class Replay {
     this.numBlocks = trace.engine.num_blocks;
 
     this.byPriority = trace.engine.scheduling_policy === "priority";
-    this.siblings = new Map(); // request id -> how many sequences it has
-    for (const s of this.sequences) this.siblings.set(s.request_id, (this.siblings.get(s.request_id) || 0) + 1);
 
     // The last record may only say who left after the last step: then it is no step.
     const last = this.records[this.records.length - 1];
@@ -389,10 +387,11 @@ class Replay {
     return `${s.index} ${s.request_id}`;
   }
 
+  // As print(engine.events()) says it: of n outputs, all but the first have their index after the id.
   labelOf(sequence) {
     const s = this.sequences[sequence];
     const id = s.request_id.length > 12 ? `…${s.request_id.slice(-11)}` : s.request_id;
-    return this.siblings.get(s.request_id) > 1 ? `${id}.${s.index}` : id;
+    return s.index ? `${id}[${s.index}]` : id;
   }
 
   // The first words of its prompt, to know it by. What all prompts begin with, and the marks of a chat, say nothing.
