@@ -499,7 +499,8 @@ class Page {
     const same = engines.length === 2 && facts(engines[0]) === facts(engines[1]);
     setText(this.get("about"), same ? facts(engines[0]) : all.join(" | "));
     this.get("runs").classList.toggle("two", !this.single);
-    const result = this.single ? "" : comparisonOf(...this.runs.map((run) => run.replay), this.runs.map((run) => run.title));
+    const [replays, titles] = [this.runs.map((run) => run.replay), this.runs.map((run) => run.title)];
+    const result = this.single ? "" : comparisonOf(...replays, titles);
     setText(this.get("result"), result);
     this.get("result").hidden = !result;
     for (const run of this.runs) {

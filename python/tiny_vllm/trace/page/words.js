@@ -135,8 +135,9 @@ function summaryOf(replay, seats) {
   const most = replay.engine.max_num_seqs;
   const allowed = seats < most ? ` in use, ${most} allowed` : "";
   const perSecond = replay.seconds > 0 ? replay.numGenerated / replay.seconds : 0;
+  const where = `of ${plural(seats, "seat")}${allowed}, in ${plural(replay.numSteps, "step")}`;
   return [
-    ["of seat-steps were empty", percent(empty), `of ${plural(seats, "seat")}${allowed}, in ${plural(replay.numSteps, "step")}`],
+    ["of seat-steps were empty", percent(empty), where],
     ["steps", whole(replay.numSteps), `in ${seconds(replay.seconds)}`],
     ["tokens computed", whole(replay.tokens), `${(replay.tokens / replay.numSteps).toFixed(1)} a step`],
     ["tokens generated", whole(replay.numGenerated), `${whole(perSecond)} a second`],
