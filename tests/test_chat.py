@@ -62,8 +62,43 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_line_is_a_message(run: Run, answering: Path) -> None:
-    code, out, err = run("chat", "--model", str(answering), *MODEL_OPTIONS, stdin="one\n\n/two\r\nthree")
-    assert (code, out, err) == (0, f"{ANSWER}\n" * 3, "")
+    code, out, err = run("chat", "--model", str(answering), *MODEL_OPTIONS, stdin="one\n\n//two\r\nthree")
+    assert (code, out, err) == (0, "\n".join([f"{ANSWER}\n"] * 3), "")
+
+
+def test_a_line_may_be_a_command(run: Run, answering: Path, tmp_path: Path) -> None:
+    """What it says is not among the answers."""
+    file = tmp_path / "it.json"
+    lines = [
+        "/system Be kind.",
+        "//etc/motd",
+        "/two",
+        "/set top_p 2",
+        f"/save {file}",
+        "/clear",
+        "hi",
+        "/exit",
+        "x",
+    ]
+    code, out, err = run("chat", "--model", str(answering), *MODEL_OPTIONS, stdin="\n".join(lines))
+    assert (code, out) == (1, f"{ANSWER}\n\n{ANSWER}\n")
+    said = err.splitlines()
+    assert said[0] == "The system message is changed, from the next answer on."
+    assert said[1].startswith("line 3: there is no command /two")
+    assert said[2].startswith("line 4: top_p must be in")
+    assert said[3:] == [
+        "2 messages, and the system message, saved.",
+        "The conversation is forgotten; the system message stays.",
+    ]
+    messages = json.loads(file.read_text())
+    assert [m["content"] for m in messages] == ["Be kind.", "/etc/motd", ANSWER]
+
+
+def test_a_line_whose_answer_is_cut(run: Run, endless: Path) -> None:
+    options = ["--max-tokens", "2", "--temperature", "0", *MODEL_OPTIONS]
+    code, out, err = run("chat", "--model", str(endless), *options, stdin="\nhi\n")
+    assert (code, out) == (0, "AA\n")
+    assert err == "line 2: (cut at max_tokens, 2; /set max_tokens NUMBER allows more)\n"
 
 
 def test_a_line_that_fails_does_not_stop_the_others(run: Run, answering: Path) -> None:
@@ -74,12 +109,14 @@ def test_a_line_that_fails_does_not_stop_the_others(run: Run, answering: Path) -
         "--max-model-len",
         "90",
         *MODEL_OPTIONS,
-        stdin=f"a\n{'b' * 90}\nc\n",
+        stdin=f"a\n{'b' * 65}\n{'b' * 90}\nc\n",
     )
-    assert (code, out) == (1, f"{ANSWER}\n" * 2)
+    assert (code, out) == (1, f"{ANSWER}\n\n{ANSWER}\n")
     assert re.fullmatch(
         r"line 2: no answer: the conversation has \d+ tokens with this message, and there is room for 90 "
-        r"with the answer \(max_model_len\); begin anew, or raise --max-model-len\n",
+        r"with the answer \(max_model_len\); /clear begins anew, or raise --max-model-len\n"
+        r"line 3: no answer: this message alone has \d+ tokens, and there is room for 90 with the answer "
+        r"\(max_model_len\): it can never be sent; shorten it\n",
         err,
     )
 
@@ -135,6 +172,26 @@ def test_the_model_names_the_defaults(tmp_path: Path) -> None:
     assert params.seed is not None
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "temperature", "source"),
+    [
+        ({}, {}, 0.7, "default"),
+        ({"top_k": 5}, {}, 0.7, "default"),
+        ({"temperature": 1.0}, {}, 1.0, "the model's"),
+        ({"temperature": 0.6}, {"temperature": 0.2}, 0.2, "flag"),
+    ],
+)
+def test_where_the_model_names_no_temperature(
+    tmp_path: Path, config: dict[str, object], given: dict[str, float], temperature: float, source: str
+) -> None:
+    write_answering(tmp_path)
+    fixtures.write_json(tmp_path / "generation_config.json", config)
+    conversation = Conversation(open_engine(tmp_path), given)
+    assert conversation.sampling["temperature"] == temperature
+    assert conversation.sources["temperature"] == source
+    assert conversation.sources["max_tokens"] == "default"
+
+
 def test_later_turns_find_the_earlier_ones_in_the_prefix_cache(answering: Path) -> None:
     engine = open_engine(answering)
     conversation = Conversation(engine, {"temperature": 0.0}, system="Be brief, be kind, and be right.")
@@ -155,8 +212,13 @@ def test_what_fails_changes_nothing(answering: Path) -> None:
     conversation.ask("hi", no_show)
     before = conversation.messages
     with pytest.raises(Unanswered, match=r"has \d+ tokens with this message, and there is room for 100"):
-        conversation.ask("x" * 100, no_show)
-    assert (conversation.messages, conversation.unsent) == (before, "x" * 100)
+        conversation.ask("x" * 70, no_show)
+    assert (conversation.messages, conversation.unsent) == (before, "x" * 70)
+    conversation.system = "Be kind."
+    with pytest.raises(Unanswered, match=r"this message alone has 1\d\d tokens with the system message, and"):
+        conversation.ask("x" * 90, no_show)
+    assert (conversation.messages, conversation.unsent) == (before, None)  # to send it again is no use
+    conversation.system = None
     conversation.clear()
     conversation.unsent = "short"
     conversation.retry(no_show)
@@ -281,10 +343,11 @@ def test_commands(answering: Path, tmp_path: Path) -> None:
         say("/system", "Be kind")
         say("/system Be brief.", "The system message is changed")
         say(f"/save {file}", "4 messages, and the system message, saved")
+        say(f"/save {file}", "message, saved; the conversation that was there is replaced")
         say("/undo", "Forgotten: '/etc/motd' and the answer to it; 2 messages left")
         say("/cler", r"there is no command /cler \(did you mean /clear\?\); /help lists")
         say("/reset", "The conversation is forgotten; the system message stays")
-        say(f"/load {file}", "4 messages loaded")
+        say(f"/load {file}", "4 messages, and the system message, loaded")
         say("/retry", re.escape(ANSWER))
         say("/load /not/there", "/not/there cannot be read: No such file")
         say("/save", "/save FILE needs the name of a file")
@@ -310,10 +373,20 @@ def test_parameters(endless: Path) -> None:
         say("/set seed many", "seed must be a whole number, or default, got 'many'")
         say("/set seed 5", "seed = 5")
         say("/set seed default", "seed = other numbers each time")
-        say("/set temprature 1", r"where NAME is one of max_tokens, .*\(did you mean temperature\?\)")
-        shown = say("/show", "temperature = 0.25")
-        assert "max_tokens = 5" in shown
-        assert "top_p = 0.5" in shown
+        say(
+            "/set temprature 1",
+            r"^'temprature' cannot be set \(did you mean temperature\?\); it is /set NAME",
+        )
+        say(
+            "/set stop foo",
+            "'stop' cannot be set.*; it is /set NAME VALUE, where NAME is one of max_tokens, ",
+        )
+        shown = say("/show", r"temperature = 0.25 \(/set\)")
+        assert "max_tokens = 5 (/set)" in shown
+        assert "top_p = 0.5 (/set)" in shown
+        assert "top_k = 0 (default)" in shown
+        say("/set max_tokens default", "max_tokens = 3")
+        say("/show", r"max_tokens = 3 \(flag\)")
 
 
 def test_a_message_of_several_lines(endless: Path, tmp_path: Path) -> None:
@@ -344,6 +417,49 @@ def test_what_no_longer_fits(answering: Path) -> None:
         )
         terminal.say("/undo", "Forgotten: 'hello' and the answer to it; 0 messages left")
         terminal.say("/retry", f"^{ANSWER}")
+
+
+def test_a_message_that_is_too_long_by_itself(answering: Path) -> None:
+    """No advice that would cost the conversation."""
+    with talk(answering, "--max-model-len", "100") as terminal:
+        terminal.say("hello", re.escape(ANSWER))
+        terminal.say(
+            "x" * 100,
+            r"^this message alone has 1\d\d tokens, and there is room for 100 with the answer "
+            r"\(max_model_len\): it can never be sent; shorten it\n> $",
+        )
+        terminal.say("/undo", "Forgotten: 'hello' and the answer to it; 0 messages left")
+
+
+def has_echo(terminal: Terminal) -> bool:
+    return bool(termios.tcgetattr(terminal.master)[3] & termios.ECHO)
+
+
+def test_what_is_typed_meanwhile_is_for_the_next_prompt(endless: Path) -> None:
+    with talk(endless, "--temperature", "0", "--max-tokens", "200000") as terminal:
+        terminal.send("go on\n")
+        terminal.expect("go on\n")
+        terminal.expect("A{20}")
+        assert not has_echo(terminal)
+        terminal.send("/stats\n/exi")
+        terminal.expect("^A{200}")
+        terminal.send("\x03")
+        assert "/" not in terminal.expect(r"A+\n\(stopped;").replace("/retry", "")
+        terminal.expect(r"\n> /stats\nLast turn: .*\n(.*\n)*> /exi")
+        terminal.send("t\n")
+        assert terminal.end() == 0
+        assert has_echo(terminal)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_the_echo_comes_back_when_the_program_is_ended(endless: Path, number: signal.Signals) -> None:
+    with talk(endless, "--temperature", "0", "--max-tokens", "200000") as terminal:
+        terminal.send("go on\n")
+        terminal.expect("A{20}")
+        assert not has_echo(terminal)
+        terminal.process.send_signal(number)
+        assert terminal.end() == -number
+        assert has_echo(terminal)
 
 
 def test_ctrl_c_stops_an_answer(endless: Path, tmp_path: Path) -> None:

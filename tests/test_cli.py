@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -231,6 +232,26 @@ def test_a_reader_that_leaves_hears_nothing(when: str) -> None:
     assert (done.stderr, done.returncode) == ("", 1)
 
 
+def test_ctrl_c_ends_the_line(tmp_path: Path) -> None:
+    """The shell's prompt does not stand beside the text."""
+    fixtures.write_fixed(tmp_path, [0.0] * 65 + [1.0] + [0.0] * 200, max_position_embeddings=10**6)
+    fixtures.write_byte_tokenizer(tmp_path)
+    arguments = ["tiny-vllm", "run", "x", "--model", str(tmp_path), "--max-tokens", "200000", *MODEL_OPTIONS]
+    arguments[-1] = str(2**26)
+    process = subprocess.Popen(
+        python_process(f"sys.argv = {arguments!r}\nfrom tiny_vllm import cli\ncli.main()"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(3) == "xAA"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "")
+    assert re.fullmatch("A*\n", out)
+
+
 def test_an_answer_that_ends_in_an_error(run: Run, tmp_path: Path) -> None:
     config = fixtures.llama_config()
     tensors = fixtures.random_tensors(config)
@@ -264,6 +285,8 @@ def test_the_help_fits_80_columns(run: Run) -> None:
         assert max(map(len, out.splitlines())) <= 80
         assert "…" not in out
         assert out.startswith(f"Usage: tiny-vllm {command} ")
+        assert "[default: off]" in out
+        assert "[default: no-" not in out
         left_out |= {"record_events", "scheduling_policy"}  # --trace; and no request has a priority here
         for f in fields(EngineConfig):
             name = re.search(rf"--{f.name.replace('_', '-')}\s", out)

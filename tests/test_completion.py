@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Run, python_process
+from tiny_vllm.cli.options import begin_with_bundled
 
 MAIN = "sys.argv = ['tiny-vllm', *ARGUMENTS]\nfrom tiny_vllm.cli import main\nmain()"
 
@@ -40,6 +41,8 @@ def offered(line: str) -> list[str]:
         ("tiny-vllm run --device c", ["cpu", "cuda"]),
         ("tiny-vllm chat --sy", ["--system"]),
         ("tiny-vllm convert --", ["--force", "--help"]),
+        ("tiny-vllm convert bund", ["bundled"]),
+        ("tiny-vllm chat --model bund", ["bundled"]),
     ],
 )
 def test_what_is_offered(line: str, expected: list[str]) -> None:
@@ -74,6 +77,29 @@ def test_installing_for_a_shell(tmp_path: Path) -> None:
     assert out.startswith(f"bash completion installed in {tmp_path}/.bash_completions/tiny-vllm.sh; ")
     assert "tiny-vllm.sh" in (tmp_path / ".bashrc").read_text()
     assert "complete_bash" in (tmp_path / ".bash_completions" / "tiny-vllm.sh").read_text()
+    assert tiny_vllm("--install-completion=bash", HOME=str(tmp_path)) == out
+
+
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+@pytest.mark.parametrize("shell", ["tcsh", "nosuch", ""])
+def test_a_shell_that_is_not_known(
+    run: Run, option: str, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for arguments in ([option, shell], [f"{option}={shell}"]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert err.endswith(f"{option}: {shell!r} is not one of bash, zsh, fish, powershell, pwsh\n")
+        assert err.startswith(f"Usage: tiny-vllm {option}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_begin_alike_are_offered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bunny.gguf").write_text("")
+    assert begin_with_bundled("bun") == ["bundled", "bunny.gguf"]
+    assert begin_with_bundled("bund") == ["bundled"]
+    assert begin_with_bundled("") == begin_with_bundled("bunn") == []  # the shell has its files
 
 
 def test_the_help_of_every_command(run: Run) -> None:

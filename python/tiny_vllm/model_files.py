@@ -1,6 +1,6 @@
 """From what a person calls a model to a folder that the engine can load.
 
-resolve_model(None)                                  # the small model that comes with tiny_vllm
+resolve_model("bundled")                             # the small model that comes with tiny_vllm; None too
 resolve_model("~/models/Llama-3.2-1B-Instruct")      # a folder
 resolve_model("model.Q8_0.gguf")                     # a GGUF file, converted once
 resolve_model("meta-llama/Llama-3.2-1B-Instruct")    # an id on the Hugging Face Hub
@@ -13,8 +13,8 @@ import os
 import re
 from pathlib import Path
 
-from .bundled import bundled_model_folder
-from .cache import byte_progress, cache_folder, folder_lock
+from .bundled import BUNDLED, bundled_model_folder
+from .cache import byte_progress, cache_folder, console, folder_lock
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 from .hub import download
@@ -33,10 +33,11 @@ def resolve_model(
 ) -> Path:
     """The folder of a model: of the bundled one (None), a folder, a .gguf file, or an id on the Hub.
 
+    The text "bundled" is the bundled model wherever one is; a folder of that name is "./bundled", or a Path.
     `revision`, `token`, `cache_dir` and `local_files_only` are those of `hub.download` and only for ids.
     Raises ModelLoadError that says what was looked for and where.
     """
-    if model is None:
+    if model is None or model == BUNDLED:
         return bundled_model_folder()
     if not str(model):
         raise ModelLoadError("model is an empty text; leave it out for the bundled model")
@@ -86,4 +87,11 @@ def converted_gguf(path: Path) -> Path:
             if not (target / "config.json").is_file():  # another process may have been faster
                 with byte_progress(f"Converting {path.name}") as progress:
                     convert_gguf(real, target, progress)
+                taken = sum(file.stat().st_size for file in target.iterdir())
+                console.print(
+                    f"note: converted to {target} ({taken / 1e6:.0f} MB); later runs use it",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
     return target

@@ -41,9 +41,13 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
+                name, doc = record
+                for default in param.secondary_opts:  # --no-this: "[default: no-this]" is hard to read
+                    doc = doc.replace(f"[default: {default.lstrip('-')}]", "[default: off]")
+                    doc = doc.replace(f"[default: {param.opts[0].lstrip('-')}]", "[default: on]")
                 is_argument = param.param_type_name == "argument"
                 group = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
-                sections.setdefault(group, []).append(record)
+                sections.setdefault(group, []).append((name, doc))
         names = [name for rows in sections.values() for name, _ in rows]
         column = min(_COLUMN, max(map(len, names)))  # the same in all sections
         for title, rows in sections.items():
@@ -95,14 +99,20 @@ def _give_up_output(error: OSError | UnicodeEncodeError) -> NoReturn:
 
 
 def _complete_named_shell() -> bool:
-    """`--show-completion bash` and `--install-completion bash`. Without the name, typer looks for it."""
-    if len(sys.argv) != 3 or sys.argv[2] not in _SHELLS:
+    """`--show-completion bash` and `--install-completion=bash`. Without the name, typer looks for it."""
+    option, equals, shell = (sys.argv[1] if len(sys.argv) > 1 else "").partition("=")
+    if option not in ("--show-completion", "--install-completion"):
         return False
-    _, option, shell = sys.argv
+    if not equals and len(sys.argv) > 2 and not sys.argv[2].startswith("-"):
+        equals, shell = "=", sys.argv[2]
+    if not equals:
+        return False
+    if shell not in _SHELLS:
+        say(f"Usage: tiny-vllm {option} [SHELL]\n")
+        say(f"Error: Invalid value for {option}: {shell!r} is not one of {', '.join(_SHELLS)}")
+        sys.exit(2)
     if option == "--show-completion":
         os.environ["_TINY_VLLM_COMPLETE"] = f"source_{shell}"  # how a shell asks for its script
-        return False
-    if option != "--install-completion":
         return False
     _, path = completion.install(  # type: ignore[attr-defined]
         shell=shell, prog_name="tiny-vllm", complete_var="_TINY_VLLM_COMPLETE"

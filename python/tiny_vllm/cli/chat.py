@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tiny_vllm.bundled import NAME
+from tiny_vllm.bundled import BUNDLED, NAME
 from tiny_vllm.cli.app import command
-from tiny_vllm.cli.conversation import MAX_TOKENS, Conversation, DoesNotFit
+from tiny_vllm.cli.conversation import MAX_TOKENS, TEMPERATURE, Conversation, DoesNotFit
 from tiny_vllm.cli.options import (
     SAMPLING,
     Model,
@@ -31,7 +31,9 @@ from tiny_vllm.cli.output import counted, did_you_mean, say
 from tiny_vllm.errors import Error, InvalidRequestError
 from tiny_vllm.sampling_params import SamplingParams
 
-_OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OF_THE_MODEL = dict.fromkeys(
+    ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"), "what the model asks for"
+) | {"temperature": f"what the model asks for, or {TEMPERATURE}"}
 
 
 @command(
@@ -56,9 +58,13 @@ def chat(
     """Talk with a model; /help there lists what else you can do. Ctrl-C stops an answer, Ctrl-D leaves.
 
     What the model asks for stands in its generation_config.json; where it
-    says nothing, vLLM's defaults hold.
+    says nothing, vLLM's defaults hold, but for the temperature.
 
-    Without a terminal, each line of standard input is a message of one conversation.
+    Without a terminal, each line of standard input is a message of one
+    conversation, and an empty line stands between its answers. A line that
+    begins with / is a command there too; what it says goes to standard error.
+    A message that begins with / is written with //. After a line that failed,
+    the exit code is 1.
     """
     given = {name: value for name, value in take_sampling(options).items() if value is not None}
     SamplingParams(**given)  # what is out of range is said before the model is loaded
@@ -67,40 +73,16 @@ def chat(
     conversation = Conversation(engine, given, system)
     with traced(engine, trace):
         if sys.stdin.isatty():
-            _Terminal(conversation).talk(model or NAME)
-        elif not _answer_lines(conversation):
+            _Terminal(conversation).talk(NAME if model in (None, BUNDLED) else model)
+        elif not _Lines(conversation).answer_all():
             raise typer.Exit(1)
-
-
-def _print_piece(text: str) -> None:
-    print(text, end="", flush=True)
-
-
-def _answer_lines(conversation: Conversation) -> bool:
-    """Answers on standard output, what went wrong on standard error. Whether all lines were answered."""
-    ok = True
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            text = line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
-            if not text.strip():
-                continue
-            conversation.ask(text, _print_piece)
-            print(flush=True)
-        except UnicodeDecodeError:
-            say(f"line {number}: no answer, because it is not UTF-8 text")
-            ok = False
-        except Error as error:
-            advice = "; begin anew, or raise --max-model-len" if isinstance(error, DoesNotFit) else ""
-            say(f"line {number}: no answer: {error}{advice}")
-            ok = False
-    return ok
 
 
 class _Command(NamedTuple):
     names: tuple[str, ...]
     argument: str
     doc: str
-    run: Callable[[_Terminal, str], None]
+    run: Callable[[_Commands, str], None]
 
 
 class _Leave(Exception):
@@ -108,27 +90,197 @@ class _Leave(Exception):
 
 
 @contextlib.contextmanager
-def _no_output_lost() -> Iterator[None]:
-    """Ctrl-C makes a terminal drop what was printed and is not on the screen yet. Here it does not."""
+def _terminal_modes(on: int = 0, off: int = 0) -> Iterator[None]:
+    """With these local modes of the terminal, and without those; afterwards as before.
+
+    A shell would not mend a terminal without an echo: what is off comes back also when a signal ends or stops
+    the program.
+    """
     try:
         before = termios.tcgetattr(sys.stdin)
     except termios.error:  # the terminal is gone
         yield
         return
-    kept = [*before[:3], before[3] | termios.NOFLSH, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, kept)
+    within = [*before[:3], before[3] & ~off | on, *before[4:]]
+
+    def set_modes(modes: list[Any]) -> None:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        set_modes(before)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+        signal.signal(number, leave)  # Ctrl-Z, and then fg
+        set_modes(within)
+
+    ways_out = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+    watched = [number for number in ways_out if off and signal.getsignal(number) is signal.SIG_DFL]
     try:
+        for number in watched:
+            signal.signal(number, leave)
+        set_modes(within)
         yield
     finally:
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        set_modes(before)
+        for number in watched:
+            signal.signal(number, signal.SIG_DFL)
 
 
-class _Terminal:
-    """Reads messages and commands from a terminal."""
+class _Commands:
+    """What a line is taken for: a message or a command. Answers go to standard output, all else is said."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
+        self._begun = False  # something of the answer stands in the line
+
+    def _obey(self, text: str) -> None:
+        if _is_command(text):
+            name, _, argument = text[1:].partition(" ")
+            known = {name: c for c in _COMMANDS for name in c.names}
+            if name not in known:
+                hint = did_you_mean(f"/{name}", [f"/{other}" for other in known])
+                raise InvalidRequestError(
+                    f"there is no command /{name}{hint}; /help lists them, and a message that begins with "
+                    "/ is written with //"
+                )
+            known[name].run(self, argument.strip())
+        else:
+            message = text.removeprefix("/")
+            self._answer(lambda: self._conversation.ask(message, self._show))
+
+    def _show(self, piece: str) -> None:
+        print(piece, end="", flush=True)
+        self._begun = self._begun or bool(piece)
+
+    def _end_answer(self) -> None:
+        self._show("\n")
+        self._begun = False
+
+    def _note(self, text: str) -> None:
+        say(text)
+
+    def _answer(self, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+        except Error:
+            if self._begun:
+                self._end_answer()
+            raise
+        self._end_answer()
+        turn = self._conversation.last
+        assert turn is not None
+        if turn.finish_reason is None:
+            self._note("(stopped; what came of the answer is remembered, and /retry asks again)")
+        elif turn.finish_reason == "length" and turn.new_tokens == self._conversation.sampling["max_tokens"]:
+            self._note(f"(cut at max_tokens, {turn.new_tokens}; /set max_tokens NUMBER allows more)")
+        elif turn.finish_reason == "length":
+            self._note(
+                f"(cut: the conversation has come to its limit of {self._conversation.room} tokens; "
+                "/undo or /clear makes room)"
+            )
+        elif not self._conversation.messages[-1]["content"]:
+            self._note("(the model ended at once; /retry asks again)")
+
+    def help(self, _: str) -> None:
+        rows = [(", ".join(f"/{name}" for name in c.names) + f" {c.argument}", c.doc) for c in _COMMANDS]
+        for name, doc in rows:
+            say(f"  {name:<20} {doc}")
+        say('A line that ends in \\ goes on in the next one; so does all between two lines of """.')
+        say("Ctrl-C stops an answer; Ctrl-D leaves. //text is a message that begins with /.")
+
+    def exit(self, _: str) -> None:
+        raise _Leave
+
+    def clear(self, _: str) -> None:
+        self._conversation.clear()
+        kept = "; the system message stays" if self._conversation.system is not None else ""
+        say(f"The conversation is forgotten{kept}.")
+
+    def undo(self, _: str) -> None:
+        text = self._conversation.undo()
+        if text is None:
+            say("There is nothing to forget.")
+        else:
+            left = counted(len(self._conversation.messages), "message")
+            say(f"Forgotten: {_brief(text)} and the answer to it; {left} left.")
+
+    def retry(self, _: str) -> None:
+        self._answer(lambda: self._conversation.retry(self._show))
+
+    def system(self, text: str) -> None:
+        if text in ('""', "''"):
+            self._conversation.system = None
+            say("There is no system message now.")
+        elif text:
+            self._conversation.system = text
+            say("The system message is changed, from the next answer on.")
+        elif self._conversation.system is None:
+            say("There is no system message; /system TEXT gives one.")
+        else:
+            say(f'{self._conversation.system}\n(/system TEXT changes it, /system "" removes it)')
+
+    def set(self, argument: str) -> None:
+        name, _, word = argument.replace("=", " ").partition(" ")
+        name, word = name.lstrip("-").replace("-", "_"), word.strip()
+        if name not in SAMPLING or not word:
+            unknown = (
+                f"{name!r} cannot be set{did_you_mean(name, SAMPLING)}; "
+                if name and name not in SAMPLING
+                else ""
+            )
+            raise InvalidRequestError(
+                f"{unknown}it is /set NAME VALUE, where NAME is one of {', '.join(SAMPLING)}, and VALUE a "
+                "number, or default"
+            )
+        if word == "default":
+            value = self._conversation.defaults[name]
+        else:
+            try:
+                value = SAMPLING[name].kind(word)
+            except ValueError:
+                wanted = "a whole number" if SAMPLING[name].kind is int else "a number"
+                raise InvalidRequestError(f"{name} must be {wanted}, or default, got {word!r}") from None
+        self._conversation.set(name, value)
+        greedy = (
+            name in ("top_p", "top_k", "min_p", "seed") and self._conversation.sampling["temperature"] == 0
+        )
+        say(f"{name} = {_shown(value)}{' (has no effect at temperature 0)' if greedy else ''}")
+
+    def params(self, _: str) -> None:
+        for name, value in self._conversation.sampling.items():
+            default = value == self._conversation.defaults[name]
+            say(f"{name} = {_shown(value)} ({self._conversation.sources[name] if default else '/set'})")
+        if self._conversation.system is not None:
+            say(f"system = {self._conversation.system!r}")
+
+    def stats(self, _: str) -> None:
+        turn = self._conversation.last
+        if turn is None:
+            say("There is no answer yet.")
+        else:
+            used = turn.prompt_tokens + turn.new_tokens
+            say(f"Last turn: {turn}.")
+            say(f"The conversation had {used} of {self._conversation.room} tokens after it.")
+
+    def save(self, argument: str) -> None:
+        replaced = self._conversation.save(_file("save", argument))
+        say(f"{self._all()} saved{'; the conversation that was there is replaced' if replaced else ''}.")
+
+    def load(self, argument: str) -> None:
+        self._conversation.load(_file("load", argument))
+        say(f"{self._all()} loaded.")
+
+    def _all(self) -> str:
+        system = ", and the system message," if self._conversation.system is not None else ""
+        return f"{counted(len(self._conversation.messages), 'message')}{system}"
+
+
+class _Terminal(_Commands):
+    """Reads messages and commands from a terminal."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(conversation)
         self._at_prompt = False
         self._readline = _line_editor()
         # Prompts are kept off a standard output that goes elsewhere. A line can be edited only in a terminal.
@@ -165,7 +317,7 @@ class _Terminal:
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
-            with _no_output_lost():
+            with _terminal_modes(on=termios.NOFLSH):  # Ctrl-C drops nothing that is not on the screen yet
                 yield
         finally:
             signal.signal(signal.SIGINT, before)
@@ -232,146 +384,73 @@ class _Terminal:
         """What stood in the line when Ctrl-C came."""
         return self._readline.get_line_buffer() if self._can_edit else ""
 
-    # ---- doing ---------------------------------------------------------------------------------------------
-
-    def _obey(self, text: str) -> None:
-        if text.startswith("//"):
-            self._answer(lambda: self._conversation.ask(text[1:], _print_piece))
-        elif text.startswith("/"):
-            name, _, argument = text[1:].partition(" ")
-            known = {name: c for c in _COMMANDS for name in c.names}
-            if name not in known:
-                hint = did_you_mean(f"/{name}", [f"/{other}" for other in known])
-                raise InvalidRequestError(
-                    f"there is no command /{name}{hint}; /help lists them, and a message that begins with "
-                    "/ is written with //"
-                )
-            known[name].run(self, argument.strip())
-        else:
-            self._answer(lambda: self._conversation.ask(text, _print_piece))
-
     def _answer(self, ask: Callable[[], None]) -> None:
-        try:
-            ask()
-        except DoesNotFit:  # nothing of an answer stands in the line yet
-            raise
-        except Error:
-            print(flush=True)
-            raise
-        print(flush=True)
-        turn = self._conversation.last
-        assert turn is not None
-        if turn.finish_reason is None:
-            say("(stopped; what came of the answer is remembered, and /retry asks again)")
-        elif turn.finish_reason == "length" and turn.new_tokens == self._conversation.sampling["max_tokens"]:
-            say(f"(cut at max_tokens, {turn.new_tokens}; /set max_tokens NUMBER allows more)")
-        elif turn.finish_reason == "length":
-            say(
-                f"(cut: the conversation has come to its limit of {self._conversation.room} tokens; "
-                "/undo or /clear makes room)"
-            )
-        elif not self._conversation.messages[-1]["content"]:
-            say("(the model ended at once; /retry asks again)")
+        # What is typed meanwhile is for the next prompt, which shows it.
+        with _terminal_modes(off=termios.ECHO):
+            super()._answer(ask)
 
-    def help(self, _: str) -> None:
-        rows = [(", ".join(f"/{name}" for name in c.names) + f" {c.argument}", c.doc) for c in _COMMANDS]
-        for name, doc in rows:
-            say(f"  {name:<20} {doc}")
-        say('A line that ends in \\ goes on in the next one; so does all between two lines of """.')
-        say("Ctrl-C stops an answer; Ctrl-D leaves. //text is a message that begins with /.")
 
-    def exit(self, _: str) -> None:
-        raise _Leave
+class _Lines(_Commands):
+    """Reads standard input, a message or a command a line."""
 
-    def clear(self, _: str) -> None:
-        self._conversation.clear()
-        kept = "; the system message stays" if self._conversation.system is not None else ""
-        say(f"The conversation is forgotten{kept}.")
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(conversation)
+        self._number = 0
+        self._between = ""  # what stands between an answer and the one before
 
-    def undo(self, _: str) -> None:
-        text = self._conversation.undo()
-        if text is None:
-            say("There is nothing to forget.")
-        else:
-            left = counted(len(self._conversation.messages), "message")
-            say(f"Forgotten: {_brief(text)} and the answer to it; {left} left.")
+    def answer_all(self) -> bool:
+        """Whether nothing went wrong; what did is said, and the other lines are done all the same."""
+        ok = True
+        with contextlib.suppress(_Leave):
+            for self._number, line in enumerate(sys.stdin.buffer, 1):
+                try:
+                    text = line.rstrip(b"\r\n").decode("utf-8-sig" if self._number == 1 else "utf-8")
+                    if text.strip():
+                        self._obey(text)
+                except UnicodeDecodeError:
+                    self._note("no answer, because it is not UTF-8 text")
+                    ok = False
+                except Error as error:
+                    advice = (
+                        "; /clear begins anew, or raise --max-model-len"
+                        if isinstance(error, DoesNotFit)
+                        else ""
+                    )
+                    failed = "" if _is_command(text) else "no answer: "
+                    self._note(f"{failed}{error}{advice}")
+                    ok = False
+        return ok
 
-    def retry(self, _: str) -> None:
-        self._answer(lambda: self._conversation.retry(_print_piece))
+    def _show(self, piece: str) -> None:
+        if piece:
+            super()._show(self._between + piece)
+            self._between = ""
 
-    def system(self, text: str) -> None:
-        if text in ('""', "''"):
-            self._conversation.system = None
-            say("There is no system message now.")
-        elif text:
-            self._conversation.system = text
-            say("The system message is changed, from the next answer on.")
-        elif self._conversation.system is None:
-            say("There is no system message; /system TEXT gives one.")
-        else:
-            say(f'{self._conversation.system}\n(/system TEXT changes it, /system "" removes it)')
+    def _end_answer(self) -> None:
+        super()._end_answer()
+        self._between = "\n"
 
-    def set(self, argument: str) -> None:
-        name, _, word = argument.replace("=", " ").partition(" ")
-        name, word = name.lstrip("-").replace("-", "_"), word.strip()
-        if name not in SAMPLING or not word:
-            hint = did_you_mean(name, SAMPLING) if name not in SAMPLING and name else ""
-            raise InvalidRequestError(
-                f"/set NAME VALUE, where NAME is one of {', '.join(SAMPLING)}, and VALUE a number, or "
-                f"default{hint}"
-            )
-        if word == "default":
-            value = self._conversation.defaults[name]
-        else:
-            try:
-                value = SAMPLING[name].kind(word)
-            except ValueError:
-                wanted = "a whole number" if SAMPLING[name].kind is int else "a number"
-                raise InvalidRequestError(f"{name} must be {wanted}, or default, got {word!r}") from None
-        self._conversation.set(name, value)
-        greedy = (
-            name in ("top_p", "top_k", "min_p", "seed") and self._conversation.sampling["temperature"] == 0
-        )
-        say(f"{name} = {_shown(value)}{' (has no effect at temperature 0)' if greedy else ''}")
-
-    def params(self, _: str) -> None:
-        for name, value in self._conversation.sampling.items():
-            say(f"{name} = {_shown(value)}")
-        if self._conversation.system is not None:
-            say(f"system = {self._conversation.system!r}")
-
-    def stats(self, _: str) -> None:
-        turn = self._conversation.last
-        if turn is None:
-            say("There is no answer yet.")
-        else:
-            used = turn.prompt_tokens + turn.new_tokens
-            say(f"Last turn: {turn}.")
-            say(f"The conversation had {used} of {self._conversation.room} tokens after it.")
-
-    def save(self, argument: str) -> None:
-        self._conversation.save(_file("save", argument))
-        count = counted(len(self._conversation.messages), "message")
-        say(f"{count}{', and the system message,' if self._conversation.system is not None else ''} saved.")
-
-    def load(self, argument: str) -> None:
-        self._conversation.load(_file("load", argument))
-        say(f"{counted(len(self._conversation.messages), 'message')} loaded.")
+    def _note(self, text: str) -> None:
+        say(f"line {self._number}: {text}")
 
 
 _COMMANDS = (
-    _Command(("help",), "", "this list", _Terminal.help),
-    _Command(("exit", "quit"), "", "leave", _Terminal.exit),
-    _Command(("clear", "reset"), "", "forget the conversation", _Terminal.clear),
-    _Command(("undo",), "", "forget the last message and its answer", _Terminal.undo),
-    _Command(("retry",), "", "answer the last message again", _Terminal.retry),
-    _Command(("system",), "TEXT", "what the model is told before the conversation", _Terminal.system),
-    _Command(("set",), "NAME VALUE", "change a parameter; /params lists them", _Terminal.set),
-    _Command(("params", "show"), "", "the parameters of sampling", _Terminal.params),
-    _Command(("stats",), "", "tokens and speed of the last answer, and the prefix cache", _Terminal.stats),
-    _Command(("save",), "FILE", "write the messages as JSON", _Terminal.save),
-    _Command(("load",), "FILE", "go on with the messages of a file", _Terminal.load),
+    _Command(("help",), "", "this list", _Commands.help),
+    _Command(("exit", "quit"), "", "leave", _Commands.exit),
+    _Command(("clear", "reset"), "", "forget the conversation", _Commands.clear),
+    _Command(("undo",), "", "forget the last message and its answer", _Commands.undo),
+    _Command(("retry",), "", "answer the last message again", _Commands.retry),
+    _Command(("system",), "TEXT", "what the model is told before the conversation", _Commands.system),
+    _Command(("set",), "NAME VALUE", "change a parameter; /params lists them", _Commands.set),
+    _Command(("params", "show"), "", "the parameters of sampling", _Commands.params),
+    _Command(("stats",), "", "tokens and speed of the last answer, and the prefix cache", _Commands.stats),
+    _Command(("save",), "FILE", "write the messages as JSON", _Commands.save),
+    _Command(("load",), "FILE", "go on with the messages of a file", _Commands.load),
 )
+
+
+def _is_command(text: str) -> bool:
+    return text.startswith("/") and not text.startswith("//")
 
 
 def _file(name: str, argument: str) -> Path:

@@ -18,8 +18,10 @@ from tiny_vllm.errors import Error, InvalidRequestError
 from tiny_vllm.outputs import RequestOutput
 from tiny_vllm.requests import Stream
 from tiny_vllm.sampling_params import SamplingParams
+from tiny_vllm.tokenizer import load_generation_config
 
 MAX_TOKENS = 512
+TEMPERATURE = 0.7  # where the model names none: at vLLM's 1.0 a small one talks nonsense
 _MAX_FILE_BYTES = 64_000_000
 
 
@@ -29,6 +31,10 @@ class Unanswered(Error):
 
 class DoesNotFit(Unanswered):
     """The conversation has more tokens than one request may have."""
+
+
+class TooLong(Unanswered):
+    """The message has too many tokens, whatever was said before it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,16 @@ class Conversation:
         self.room: int = engine.info()["max_total_len"]  # tokens, the answer's too
         of_the_model = engine.default_sampling_params()
         self.defaults = {name: getattr(of_the_model, name) for name in SAMPLING}
-        self.defaults |= {"max_tokens": MAX_TOKENS, **given}
+        self.defaults["max_tokens"] = MAX_TOKENS
+        wanted = load_generation_config(engine.model_folder)
+        if wanted.temperature is None:
+            self.defaults["temperature"] = TEMPERATURE
+        # Where each default comes from.
+        self.sources = {
+            name: "the model's" if getattr(wanted, name, None) is not None else "default" for name in SAMPLING
+        }
+        self.sources |= {name: "flag" for name, value in given.items() if value != self.defaults[name]}
+        self.defaults |= given
         self.sampling = dict(self.defaults)
         self._tokenizer = engine.tokenizer
         self._stream: Stream | None = None
@@ -103,10 +118,15 @@ class Conversation:
         """Adds the message and the answer to it; `show` gets the answer piece by piece.
 
         Raises:
-            Error: there is no answer. The message is then in `unsent`, for :meth:`retry`.
+            Error: there is no answer. The message is then in `unsent`, for :meth:`retry`; not one that is too
+                long by itself.
         """
         self.unsent = text
-        self._answer([*self.messages, {"role": "user", "content": text}], show)
+        try:
+            self._answer([*self.messages, {"role": "user", "content": text}], show)
+        except TooLong:
+            self.unsent = None
+            raise
 
     def retry(self, show: Callable[[str], None]) -> None:
         """Answers the last message again, or sends the one that failed."""
@@ -154,17 +174,24 @@ class Conversation:
         self.unsent = None
 
     def _prompt(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        text = self._tokenizer.apply_chat_template(self._with_system(messages))
-        # The template writes the begin token itself.
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        text, ids = self._tokens(messages)
         if len(ids) >= self.room:
             limit = self.engine.info()["max_model_len"]
             what = "max_model_len" if self.room == limit else f"the KV cache; max_model_len is {limit}"
-            raise DoesNotFit(
-                f"the conversation has {len(ids)} tokens with this message, and there is room for "
-                f"{self.room} with the answer ({what})"
-            )
+            room = f"and there is room for {self.room} with the answer ({what})"
+            alone = len(self._tokens(messages[-1:])[1])
+            if alone >= self.room:
+                system = "" if self.system is None else " with the system message"
+                raise TooLong(
+                    f"this message alone has {alone} tokens{system}, {room}: it can never be sent; shorten it"
+                )
+            raise DoesNotFit(f"the conversation has {len(ids)} tokens with this message, {room}")
         return {"prompt": text, "prompt_token_ids": ids}
+
+    def _tokens(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
+        text = self._tokenizer.apply_chat_template(self._with_system(messages))
+        # The template writes the begin token itself.
+        return text, self._tokenizer.encode(text, add_special_tokens=False)
 
     def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
@@ -184,9 +211,13 @@ class Conversation:
         self.messages = self.messages[: users[-1]]
         return text
 
-    def save(self, file: Path) -> None:
-        """Writes the messages as a JSON list. Raises Error; another kind of file is not overwritten."""
-        if file.exists():
+    def save(self, file: Path) -> bool:
+        """Writes the messages as a JSON list. Whether it replaced a conversation.
+
+        Raises Error; another kind of file is not overwritten.
+        """
+        replaced = file.exists()
+        if replaced:
             try:
                 _read_messages(file)
             except Error:
@@ -203,6 +234,7 @@ class Conversation:
             raise Error(f"{file} cannot be written: {error.strerror}") from None
         except UnicodeEncodeError:
             raise Error("a message holds half of a surrogate pair, which cannot be written") from None
+        return replaced
 
     def load(self, file: Path) -> None:
         """Takes the messages of a file in place of these. Raises Error, and then nothing has changed."""

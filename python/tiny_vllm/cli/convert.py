@@ -15,8 +15,10 @@ from typing import Annotated
 
 import typer
 
+from tiny_vllm.bundled import BUNDLED
 from tiny_vllm.cache import byte_progress
 from tiny_vllm.cli.app import command
+from tiny_vllm.cli.options import begin_with_bundled
 from tiny_vllm.cli.output import say, size
 from tiny_vllm.errors import Error, ModelLoadError
 from tiny_vllm.gguf_file import GGUFFile
@@ -47,7 +49,9 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A folder, a .gguf file, a Hub id, or bundled: the small model."
+            metavar="SOURCE",
+            help="A folder, a .gguf file, a Hub id, or bundled: the small model.",
+            autocompletion=begin_with_bundled,
         ),
     ],
     target: Annotated[
@@ -65,14 +69,14 @@ def convert(
     otherwise weights become bfloat16.
     """
     target = target.expanduser()
-    given = Path(source).expanduser()
+    given = None if source == BUNDLED else Path(source).expanduser()
     is_file = target.suffix.lower() == ".gguf"
     _check_target(target, given, is_file, force)
-    gguf = given if given.is_file() and given.suffix.lower() == ".gguf" else None
-    folder = None if gguf is not None else resolve_model(None if source == "bundled" else source)
+    gguf = given if given and given.is_file() and given.suffix.lower() == ".gguf" else None
+    folder = resolve_model(source) if gguf is None else None
     if folder is not None:
         read_config_json(folder)
-    _check_apart(folder or given, target)
+    _check_apart(folder or Path(source).expanduser(), target)
     try:
         with _work_folder(target) as work:
             if gguf is not None:
@@ -97,7 +101,7 @@ def convert(
     _report(target)
 
 
-def _check_target(target: Path, source: Path, is_file: bool, force: bool) -> None:
+def _check_target(target: Path, source: Path | None, is_file: bool, force: bool) -> None:
     """What stands in the way is said before anything is fetched or written. Raises BadParameter."""
 
     def refuse(reason: str) -> None:
@@ -110,7 +114,7 @@ def _check_target(target: Path, source: Path, is_file: bool, force: bool) -> Non
         refuse("cannot be written: no such folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         refuse("cannot be written: no permission to write in this folder")
-    if source.exists() and target.exists() and source.samefile(target):
+    if source is not None and source.exists() and target.exists() and source.samefile(target):
         refuse("is SOURCE itself; give another name")
     if not target.exists() and not target.is_symlink():
         return
@@ -119,9 +123,18 @@ def _check_target(target: Path, source: Path, is_file: bool, force: bool) -> Non
         return
     if not force:
         refuse("exists already; give a new name, or --force to replace it")
-    is_model = target.is_file() if is_file else _is_model_folder(target)
+    is_model = _is_gguf_file(target) if is_file else _is_model_folder(target)
     if target.is_symlink() or not is_model:
-        refuse(f"is not a {'file' if is_file else 'model folder'}, and --force replaces nothing else")
+        refuse(f"is not a {'GGUF file' if is_file else 'model folder'}, and --force replaces nothing else")
+
+
+def _is_gguf_file(file: Path) -> bool:
+    """By what it begins with. The name says nothing: it is the one that was asked for."""
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def _is_model_folder(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
+from tiny_vllm.bundled import BUNDLED
 from tiny_vllm.cache import byte_progress
 from tiny_vllm.cli.output import say
 from tiny_vllm.config import EngineConfig
@@ -20,8 +21,21 @@ from tiny_vllm.errors import Error
 from tiny_vllm.events import perfetto_file
 from tiny_vllm.model_files import resolve_model
 
+
+def begin_with_bundled(incomplete: str) -> list[str]:
+    """For completion. Where nothing is offered, a shell offers its files, as it does for no letter at all."""
+    if not incomplete or not BUNDLED.startswith(incomplete):
+        return []
+    return sorted({BUNDLED, *(path.name for path in Path().glob(f"{incomplete}*"))})
+
+
 Model = Annotated[
-    str | None, typer.Option(help="A folder, a .gguf file or a Hub id. Default: the bundled small model.")
+    str | None,
+    typer.Option(
+        help="A folder, a .gguf file (converted once, and kept in the cache), a Hub id, or bundled: the "
+        "small model. A folder of that name is ./bundled. Default: bundled.",
+        autocompletion=begin_with_bundled,
+    ),
 ]
 
 Trace = Annotated[
@@ -80,14 +94,16 @@ def _flag(name: str, default: Any, kind: Any, doc: str, group: str) -> inspect.P
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def with_sampling_options(defaults: dict[str, Any], models: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """Gives a command the flags of sampling. For those in `models` the default is what the model asks for."""
+def with_sampling_options(
+    defaults: dict[str, Any], models: dict[str, str] | None = None
+) -> Callable[[Any], Any]:
+    """Gives a command the flags of sampling. `models` has words for the defaults that the model may name."""
 
     def add_flags(command: Any) -> Any:
         flags = []
         for name, option in SAMPLING.items():
             default = defaults.get(name)
-            none = "what the model asks for" if name in models else option.none
+            none = (models or {}).get(name, option.none)
             doc = f"{option.doc} Default: {none}." if default is None else option.doc
             kind = option.kind | None if default is None else option.kind
             flags.append(_flag(name, default, kind, doc, "Sampling options"))

@@ -112,12 +112,14 @@ def _run_one(engine: Engine, text: str, chat: bool, params: SamplingParams) -> N
     shown = 0
     output: RequestOutput | None = None
     at_first_token: dict[str, int | float] = {}
-    for output in outputs:
-        at_first_token = at_first_token or engine.metrics()
-        answer = output.outputs[0].text
-        print(answer[shown:], end="", flush=True)
-        shown = len(answer)
-    print()
+    try:
+        for output in outputs:
+            at_first_token = at_first_token or engine.metrics()
+            answer = output.outputs[0].text
+            print(answer[shown:], end="", flush=True)
+            shown = len(answer)
+    finally:  # also after Ctrl-C: the shell's prompt gets a line of its own
+        print(flush=True)
     assert output is not None
     assert output.metrics is not None
     if output.outputs[0].finish_reason == "error":
