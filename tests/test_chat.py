@@ -94,6 +94,16 @@ def test_a_line_may_be_a_command(run: Run, answering: Path, tmp_path: Path) -> N
     assert [m["content"] for m in messages] == ["Be kind.", "/etc/motd", ANSWER]
 
 
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 300, "/nowhere/x"])
+def test_files_that_cannot_be(run: Run, answering: Path, name: str) -> None:
+    """A sentence each, and the conversation goes on."""
+    lines = f"/save {name}\n/load {name}\nhi\n"
+    code, out, err = run("chat", "--model", str(answering), *MODEL_OPTIONS, stdin=lines)
+    assert (code, out) == (1, f"{ANSWER}\n")
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["line 1", "line 2"]
+    assert err.count("cannot be ") == 2
+
+
 def test_a_line_whose_answer_is_cut(run: Run, endless: Path) -> None:
     options = ["--max-tokens", "2", "--temperature", "0", *MODEL_OPTIONS]
     code, out, err = run("chat", "--model", str(endless), *options, stdin="\nhi\n")
@@ -444,7 +454,7 @@ def test_what_is_typed_meanwhile_is_for_the_next_prompt(endless: Path) -> None:
         terminal.send("/stats\n/exi")
         terminal.expect("^A{200}")
         terminal.send("\x03")
-        assert "/" not in terminal.expect(r"A+\n\(stopped;").replace("/retry", "")
+        assert "/" not in terminal.expect(r"A*\n\(stopped;").replace("/retry", "")
         terminal.expect(r"\n> /stats\nLast turn: .*\n(.*\n)*> /exi")
         terminal.send("t\n")
         assert terminal.end() == 0

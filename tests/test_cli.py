@@ -318,6 +318,18 @@ def test_trace(run: Run, rand_folder: Path, tmp_path: Path, arguments: list[str]
     assert "no/x.json cannot be written: no such folder" in " ".join(err.split())
 
 
+def test_a_trace_overwrites_traces_only(run: Run, rand_folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.json"
+    prompts.write_text("ab\n")
+    options = ["--model", str(rand_folder), "--max-tokens", "1"]
+    code, _, err = run("run", "--file", str(prompts), "--trace", str(prompts), *options)
+    assert code == 2
+    assert "p.json is there already and no trace; give another name" in " ".join(err.split())
+    assert prompts.read_text() == "ab\n"
+    for _ in range(2):
+        assert run("run", "ab", "--trace", str(tmp_path / "x.json"), *options)[0] == 0
+
+
 def test_a_trace_of_what_came_to_a_bad_end(run: Run, rand_folder: Path, tmp_path: Path) -> None:
     long = "x" * 2000
     file = tmp_path / "x.json"

@@ -154,17 +154,41 @@ def test_what_stands_in_the_way_is_said_first(run: Run, tmp_path: Path, target: 
     assert f"Invalid value for TARGET: {tmp_path}/{message}" in err
 
 
+@pytest.mark.parametrize("name", ["thesis.docx", "train.py", "photo.jpg"])
+def test_force_takes_nobodys_work_along(run: Run, rand_folder: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "model"
+    assert run("convert", str(rand_folder), str(target))[0] == 0
+    (target / name).write_text("work")
+    code, _, err = run("convert", str(rand_folder), str(target), "--force")
+    assert code == 2
+    assert "is not a model folder" in " ".join(err.split())
+    assert (target / name).read_text() == "work"
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 300])
+def test_names_that_cannot_be(run: Run, rand_folder: Path, name: str) -> None:
+    for arguments in (
+        ("convert", name, "out"),
+        ("convert", str(rand_folder), name),
+        ("run", "--model", name, "x"),
+    ):
+        code, _, err = run(*arguments)
+        assert code in (1, 2)
+        assert "Traceback" not in err
+        assert err
+
+
 def test_force_replaces_models_only(
     run: Run, gguf: Path, folder: Path, rand_folder: Path, tmp_path: Path
 ) -> None:
     target, photos = tmp_path / "model", tmp_path / "photos"
     shutil.copytree(rand_folder, target)
-    (target / "old").write_text("")
+    (target / "old.safetensors").write_text("")
     photos.mkdir()
     (photos / "photo.jpg").write_text("")
     assert run("convert", str(gguf), str(target))[0] == 2
     assert run("convert", str(gguf), str(target), "--force")[0] == 0
-    assert not (target / "old").exists()
+    assert not (target / "old.safetensors").exists()
     code, _, err = run("convert", str(gguf), str(photos), "--force")
     assert code == 2
     assert "photos is not a model folder, and --force replaces nothing else" in err
@@ -174,7 +198,7 @@ def test_force_replaces_models_only(
     shutil.copy(gguf, target / "inside.gguf")
     code, _, err = run("convert", str(target / "inside.gguf"), str(target), "--force")
     assert code == 2
-    assert "lie one in the other" in err
+    assert "is not a model folder" in err
     code, _, err = run("convert", str(gguf), str(gguf), "--force")
     assert code == 2
     assert "is SOURCE itself" in err

@@ -131,12 +131,12 @@ def test_why_in_words(rand_folder: Path) -> None:
     engine.abort_request("a")
     finish(engine)
     told = str(engine.events())
-    assert "preempted b, to make room; admitted urgent" in told
+    assert "preempted b (priority 3): urgent (priority 0) took its place; admitted urgent" in told
     assert "a ended: abort" in told
 
     engine = open_engine(rand_folder, record_events=True, num_blocks=30, block_size=4)
     run_a_day(engine)
-    assert "three[2], no block was left" in str(engine.events())
+    assert "preempted three[2]: no block was left" in str(engine.events())
 
 
 def test_what_the_tokens_spell(tmp_path: Path) -> None:

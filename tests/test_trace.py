@@ -179,9 +179,14 @@ def test_command(
         run(trace_app, ["view", str(tmp_path / "nothing.json")], catch_exceptions=False)
     with pytest.raises(TraceError, match=r"page\.html cannot be written"):
         run(trace_app, ["view", str(trace), "-o", str(tmp_path / "no/page.html")], catch_exceptions=False)
-    result = run(trace_app, ["view", str(trace), "-o", str(trace)])
-    assert result.exit_code == 2
-    assert "is the trace" in result.output
+    link = tmp_path / "link.json"
+    link.symlink_to(trace)
+    for same in (trace, tmp_path / "." / "run.json", link, tmp_path / "x" / ".." / "run.json"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        result = run(trace_app, ["view", str(trace), "-o", str(same)])
+        assert result.exit_code == 2
+        assert "is the trace" in result.output
+    assert run(trace_app, ["view", "."]).exit_code == 2
     assert json.loads(trace.read_text()) == recordings["continuous"].trace
 
 

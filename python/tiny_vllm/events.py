@@ -74,10 +74,7 @@ class Events:
             else f"{self.name(s)} ended: {self.sequences[s]['finish_reason']}"
             for s in step["released"]
         ]
-        first = min((self.sequences[s]["priority"] for s, _ in step["admitted"]), default=None)
-        for s in step["preempted"]:
-            gives_way = first is not None and self.sequences[s]["priority"] > first
-            parts.append(f"preempted {self.name(s)}, {'to make room' if gives_way else 'no block was left'}")
+        parts += [self._why_preempted(s, step) for s in step["preempted"]]
         parts += [f"admitted {self.name(s)}" + f" ({n} cached)" * (n > 0) for s, n in step["admitted"]]
         parts += [f"{self.name(s)} found {n} in the cache" for s, n in step["hits"]]
         chunks = [(s, start, count, self._is_decode(s, start, count)) for s, start, count in step["chunks"]]
@@ -87,9 +84,18 @@ class Events:
             parts.append(f"decode {' '.join(decodes)}")
         parts += [f"copied block {a} to {b}" for a, b in step["copies"]]
         if step["evicted"]:
-            parts.append(f"evicted {' '.join(map(str, step['evicted']))}")
+            parts.append(f"evicted blocks {', '.join(map(str, step['evicted']))}")
         parts += [f"{self.name(s)} ended: {reason}" for s, _, reason in step["sampled"] if reason]
         return f"step {step['step']}: {'; '.join(parts)}"
+
+    def _why_preempted(self, sequence: int, step: Mapping[str, Any]) -> str:
+        mine = self.sequences[sequence]["priority"]
+        for other, _ in step["admitted"]:
+            if self.sequences[other]["priority"] < mine:
+                who, whose = self.name(other), self.sequences[other]["priority"]
+                whom = f"{self.name(sequence)} (priority {mine})"
+                return f"preempted {whom}: {who} (priority {whose}) took its place"
+        return f"preempted {self.name(sequence)}: no block was left"
 
     def _is_decode(self, sequence: int, start: int, count: int) -> bool:
         return count == 1 and start >= len(self.sequences[sequence]["prompt_token_ids"])

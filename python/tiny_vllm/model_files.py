@@ -18,7 +18,7 @@ from .cache import byte_progress, cache_folder, console, folder_lock
 from .errors import ModelLoadError
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 from .hub import download
-from .plain_files import read_text
+from .plain_files import expanded, read_text
 
 MAX_CONFIG_BYTES = 8_000_000  # the core's own limit; real ones have some thousand
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
@@ -41,11 +41,12 @@ def resolve_model(
         return bundled_model_folder()
     if not str(model):
         raise ModelLoadError("model is an empty text; leave it out for the bundled model")
-    path = Path(model).expanduser()
+    path = expanded(model)
     text = str(model)
-    if path.is_dir():
+    # Not path.is_dir(), which raises when a name is too long.
+    if os.path.isdir(path):
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise ModelLoadError(
                 f"{path}: is a file, but not a .gguf; give the folder with config.json, or a .gguf file"

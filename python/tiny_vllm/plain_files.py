@@ -18,6 +18,14 @@ MAX_VOCABULARY_BYTES = 512_000_000  # tokenizer.json and tokenizer.model; large 
 MAX_TEMPLATE_BYTES = 8_000_000
 
 
+def expanded(name: str | Path) -> Path:
+    """With the home folder in place of "~". As in a shell, "~nobody" stays what it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not wait for the writer of a named pipe
 

@@ -29,6 +29,7 @@ from tiny_vllm.cli.options import (
 )
 from tiny_vllm.cli.output import counted, did_you_mean, say
 from tiny_vllm.errors import Error, InvalidRequestError
+from tiny_vllm.plain_files import expanded
 from tiny_vllm.sampling_params import SamplingParams
 
 _OF_THE_MODEL = dict.fromkeys(
@@ -456,7 +457,7 @@ def _is_command(text: str) -> bool:
 def _file(name: str, argument: str) -> Path:
     if not argument:
         raise InvalidRequestError(f"/{name} FILE needs the name of a file")
-    return Path(argument).expanduser()
+    return expanded(argument)
 
 
 def _shown(value: Any) -> str:
@@ -498,7 +499,7 @@ def _completions(line: str, word: str) -> list[str]:
     elif name == "/set" and line.count(" ") == 1:
         known = [f"{name} " for name in SAMPLING]
     elif name in ("/save", "/load"):
-        folder = Path(word).expanduser() if word.endswith("/") else Path(word).expanduser().parent
+        folder = expanded(word) if word.endswith("/") else expanded(word).parent
         prefix = word[: word.rfind("/") + 1]
         try:
             known = [f"{prefix}{p.name}{'/' if p.is_dir() else ''}" for p in sorted(folder.iterdir())]

@@ -216,7 +216,7 @@ class Conversation:
 
         Raises Error; another kind of file is not overwritten.
         """
-        replaced = file.exists()
+        replaced = os.path.exists(file)  # file.exists() raises when the name is too long
         if replaced:
             try:
                 _read_messages(file)

@@ -24,6 +24,7 @@ from tiny_vllm.errors import Error, ModelLoadError
 from tiny_vllm.gguf_file import GGUFFile
 from tiny_vllm.gguf_import import convert_gguf
 from tiny_vllm.model_files import read_config_json, resolve_model
+from tiny_vllm.plain_files import expanded
 
 _SMALL_FILES = 64_000_000  # more than config and tokenizer take, where their size is not known before
 _OTHER_FILES = (
@@ -68,15 +69,15 @@ def convert(
     TARGET appears whole or not at all. Files from a Hugging Face folder to another are copied as they are;
     otherwise weights become bfloat16.
     """
-    target = target.expanduser()
-    given = None if source == BUNDLED else Path(source).expanduser()
+    target = expanded(target)
+    given = None if source == BUNDLED else expanded(source)
     is_file = target.suffix.lower() == ".gguf"
     _check_target(target, given, is_file, force)
-    gguf = given if given and given.is_file() and given.suffix.lower() == ".gguf" else None
+    gguf = given if given and os.path.isfile(given) and given.suffix.lower() == ".gguf" else None
     folder = resolve_model(source) if gguf is None else None
     if folder is not None:
         read_config_json(folder)
-    _check_apart(folder or Path(source).expanduser(), target)
+    _check_apart(folder or expanded(source), target)
     try:
         with _work_folder(target) as work:
             if gguf is not None:
@@ -114,9 +115,10 @@ def _check_target(target: Path, source: Path | None, is_file: bool, force: bool)
         refuse("cannot be written: no such folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         refuse("cannot be written: no permission to write in this folder")
-    if source is not None and source.exists() and target.exists() and source.samefile(target):
+    # os.path's answers, because Path's raise when a name is too long.
+    if source is not None and os.path.exists(source) and os.path.exists(target) and source.samefile(target):
         refuse("is SOURCE itself; give another name")
-    if not target.exists() and not target.is_symlink():
+    if not os.path.lexists(target):
         return
     is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
     if is_empty and not is_file:
@@ -126,6 +128,24 @@ def _check_target(target: Path, source: Path | None, is_file: bool, force: bool)
     is_model = _is_gguf_file(target) if is_file else _is_model_folder(target)
     if target.is_symlink() or not is_model:
         refuse(f"is not a {'GGUF file' if is_file else 'model folder'}, and --force replaces nothing else")
+
+
+# What the folders of models on the Hub hold.
+_OF_A_MODEL = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*token*.json",
+    "tokenizer.*",
+    "vocab.*",
+    "merges.txt",
+    "chat_template.*",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+    ".gitattributes",
+)
 
 
 def _is_gguf_file(file: Path) -> bool:
@@ -141,7 +161,11 @@ def _is_model_folder(folder: Path) -> bool:
     """And nothing else: what --force replaces must not take somebody's other work along."""
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         return False
-    return all(path.name == "additional_chat_templates" or path.is_file() for path in folder.iterdir())
+    return all(
+        path.is_file() and any(path.match(pattern) for pattern in _OF_A_MODEL)
+        for path in folder.iterdir()
+        if path.name != "additional_chat_templates"
+    )
 
 
 def _check_apart(source: Path, target: Path) -> None:

@@ -147,6 +147,19 @@ def check_trace_file(file: Path | None) -> None:
     for each in [] if file is None else [file, perfetto_file(file)]:
         if reason := why_not_writable(each):
             raise typer.BadParameter(f"{each} cannot be written: {reason}", param_hint="--trace")
+        if not _is_ours(each):
+            raise typer.BadParameter(
+                f"{each} is there already and no trace; give another name", param_hint="--trace"
+            )
+
+
+def _is_ours(file: Path) -> bool:
+    """Nothing is lost when it is written: it is not there, is empty, is a trace already, or a device."""
+    if not file.is_file():
+        return True
+    with open(file, "rb") as opened:
+        begin = opened.read(64)
+    return not begin or begin.startswith((b'{"format":"tiny-vllm-trace"', b'{"traceEvents":'))
 
 
 @contextmanager

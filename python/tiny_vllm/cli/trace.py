@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -48,8 +49,12 @@ def view(
 ) -> None:
     """Make one HTML page of a trace: who sat where, which blocks were whose, and why."""
     inputs = [file] if file2 is None else [file, file2]
+    if not file.name:
+        raise typer.BadParameter(f"{file} is a folder", param_hint="FILE")
     page_file = output if output is not None else file.with_suffix(".html")
-    if page_file in inputs:
+    if any(
+        os.path.exists(page_file) and os.path.exists(path) and page_file.samefile(path) for path in inputs
+    ):
         raise typer.BadParameter(
             f"{page_file} is the trace; name another file for the page", param_hint="--output"
         )
