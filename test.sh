@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The fast tests, C++ and Python: about 2 minutes on 2 cores, after the build. The end says what was skipped, and why.
+# The fast tests, C++ and Python: about 3 minutes on 2 cores, after the build. The end says what was skipped, and why.
 # What compares with PyTorch and transformers is skipped until ./build.sh hf, or ./full_test.sh, has brought these.
 #
 #   ./test.sh                  all of them
