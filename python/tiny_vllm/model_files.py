@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .bundled import BUNDLED, bundled_model_folder
 from .cache import byte_progress, cache_folder, console, folder_lock
-from .errors import ModelLoadError
+from .errors import ModelLoadError, shown
 from .gguf_import import CONVERTER_VERSION, convert_gguf
 from .hub import download
 from .plain_files import expanded, read_text
@@ -43,10 +43,13 @@ def resolve_model(
         raise ModelLoadError("model is an empty text; leave it out for the bundled model")
     path = expanded(model)
     text = str(model)
-    # Not path.is_dir(), which raises when a name is too long.
-    if os.path.isdir(path):
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name that the system refuses to look up
+        raise ModelLoadError(f"{shown(text)}: cannot be read: {error.strerror}") from None
+    if is_folder:
         return path
-    if os.path.isfile(path):
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelLoadError(
                 f"{path}: is a file, but not a .gguf; give the folder with config.json, or a .gguf file"
