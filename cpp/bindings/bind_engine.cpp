@@ -59,9 +59,9 @@ std::unique_ptr<Engine> make_engine(const std::string& config_json, const std::s
 //   finished    bool: nothing more will come
 //   owner       None when step() reports the request
 //   reported    the number of elements of `received` that the last report of step() was made of
-//   is_watched  bool: it has stop strings, which only Python finds, and then ends the sequence by stop_sequence(); or
-//   it
-//               is guided, and Python says before each token which ones may come, by allow_tokens()
+//   is_watched  bool: Python looks at it after each step. It has stop strings, which only Python finds, and then ends
+//               the sequence by stop_sequence(); or it is guided, and Python says before each token which ones may
+//               come, by allow_tokens()
 // and four containers of them:
 //   requests    {id: request}: all that are not finished
 //   watched     {id: request}: those of them that are watched

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_vllm.detokenizer import Detokenizer
+from tiny_vllm.plain_files import write_whole
 from tiny_vllm.tokenizer import Tokenizer
 
 
@@ -206,17 +207,11 @@ class Events:
 
 
 def _write(file: Path, text: str) -> None:
-    """The whole of it, or nothing: what was there before stays then."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         if file.exists() and not file.is_file():  # a device
             file.write_text(text, encoding="utf-8")
-            return
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        else:
+            write_whole(file, text)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(file)) from None
 

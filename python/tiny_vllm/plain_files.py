@@ -1,4 +1,4 @@
-"""Reads the small files of a model folder.
+"""Reads the small files of a model folder, and writes files whole.
 
 A folder may come from anybody: no file in it may keep us waiting or fill the memory.
 """
@@ -24,6 +24,16 @@ def expanded(name: str | Path) -> Path:
         return Path(name).expanduser()
     except RuntimeError:
         return Path(name)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """All of it or nothing: what was there before stays then. Raises OSError or UnicodeEncodeError."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _open_at_once(path: str, flags: int) -> int:

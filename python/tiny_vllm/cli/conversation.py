@@ -16,6 +16,7 @@ from tiny_vllm.cli.options import SAMPLING
 from tiny_vllm.engine import Engine
 from tiny_vllm.errors import Error, InvalidRequestError
 from tiny_vllm.outputs import RequestOutput
+from tiny_vllm.plain_files import write_whole
 from tiny_vllm.requests import Stream
 from tiny_vllm.sampling_params import SamplingParams
 from tiny_vllm.tokenizer import load_generation_config
@@ -223,13 +224,8 @@ class Conversation:
             except Error:
                 raise Error(f"{file} exists and is not a saved conversation; give another name") from None
         text = json.dumps(self._with_system(self.messages), ensure_ascii=False, indent=2) + "\n"
-        part = file.with_name(f".{file.name}.{os.getpid()}.part")
         try:
-            try:
-                part.write_text(text, encoding="utf-8")
-                part.replace(file)
-            finally:
-                part.unlink(missing_ok=True)
+            write_whole(file, text)
         except OSError as error:
             raise Error(f"{file} cannot be written: {error.strerror}") from None
         except UnicodeEncodeError:
