@@ -4,6 +4,8 @@
 #   ./build.sh [EXTRA...]   EXTRA brings the packages of an extra of pyproject.toml too:
 #     test      for the tests
 #     lint      for lint.sh
+#     course    to draw the figures of the course anew
+#     site      to build the course's web pages
 #     hf        torch and transformers, to compare with
 #     bench     for benchmarks over HTTP, which are not there yet
 #     server    dependencies of the HTTP server, which is not there yet
