@@ -1,0 +1,67 @@
+"""python -m tiny_vllm.course [NN] [--device cpu|cuda] [--figure FILE.svg]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tiny_vllm import _core
+from tiny_vllm.course.lab import chapters, draw_figure, load
+from tiny_vllm.errors import Error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    known = chapters()
+    parser = argparse.ArgumentParser(
+        prog="python -m tiny_vllm.course",
+        description="Runs the experiment of a chapter of the course (docs/course).",
+        epilog="\n".join(["chapters:", *(f"  {number:2}  {load(number).title}" for number in known)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("chapter", nargs="?", type=int, help="its number; without one, they are listed")
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="where it runs; auto, the default, is a GPU if there is one",
+    )
+    parser.add_argument(
+        "--figure",
+        metavar="FILE",
+        help="also draws the chapter's figure into this SVG file (needs matplotlib)",
+    )
+    wanted = parser.parse_args(arguments)
+    if wanted.chapter is None:
+        if wanted.figure:
+            parser.error("--figure needs a chapter")
+        parser.print_help()
+        return 0
+    if wanted.chapter not in known:
+        parser.error(f"there is no experiment for chapter {wanted.chapter}; there are {_ranges(known)}")
+    device = wanted.device
+    if device == "auto":
+        device = "cuda" if _core.cuda_devices()[0] else "cpu"
+    try:
+        chapter = load(wanted.chapter)
+        data = chapter.run(device)
+        if wanted.figure:
+            draw_figure(chapter, data, wanted.figure)
+    except (Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5" """
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and parts[-1][-1] == n - 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
