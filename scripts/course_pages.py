@@ -42,7 +42,8 @@ LANGUAGES = {".cpp": "cpp", ".h": "cpp", ".cu": "cpp", ".py": "python", ".sh": "
 MOST_LINES = 60  # of a quote: longer ones are not read
 
 _QUOTE = re.compile(
-    r'^<!-- quote (?P<file>\S+) (?:"(?P<within>[^\n]+?)" > )?"(?P<first>[^\n]+?)"(?: \.\. "(?P<last>[^\n]+?)")? -->\n'
+    r'^<!-- quote (?P<file>\S+) (?:"(?P<within>[^\n]+?)" > )?"(?P<first>[^\n]+?)"'
+    r'(?: \.\. "(?P<last>[^\n]+?)")? -->\n'
     r"(?P<body>\n?```\w*\n.*?^```\n\n?\[[^\]]*\]\([^)]*\)\n)?",
     re.MULTILINE | re.DOTALL,
 )
@@ -171,18 +172,14 @@ def _with_line_links(page: Path, text: str, root: Path) -> str:
 def fresh_page(page: Path, root: Path = ROOT) -> str:
     """The page as it should be. Raises Stale, which names the page."""
     text = page.read_text(encoding="utf-8")
-    if "```" in text.replace("```", "", 1) or "#L" in text:
-        try:
-            # Code is quoted as it is: links are looked for outside of it.
-            text = _with_quotes(page, text, root)
-            parts = re.split(
-                r"(^```.*?^```$|^\[[^\]]*, lines? [^\]]*\]\(.*\)$)", text, flags=re.MULTILINE | re.DOTALL
-            )
-            parts[::2] = [_with_line_links(page, part, root) for part in parts[::2]]
-            text = "".join(parts)
-        except Stale as problem:
-            raise Stale(f"{page.relative_to(root)}: {problem}") from None
-    return text
+    try:
+        text = _with_quotes(page, text, root)
+        # Not in code, and not the links below quotes.
+        parts = re.split(r"(^```(?s:.*?)^```$|^\[[^\]]*, lines? [^\]]*\]\(.*\)$)", text, flags=re.MULTILINE)
+        parts[::2] = [_with_line_links(page, part, root) for part in parts[::2]]
+    except Stale as problem:
+        raise Stale(f"{page.relative_to(root)}: {problem}") from None
+    return "".join(parts)
 
 
 def output_sections(number: int) -> dict[str, str]:
