@@ -15,7 +15,7 @@ esac
 "$ROOT/build.sh" lint
 cd "$ROOT"
 bin=$VENV/bin
-mapfile -t cpp_files < <(find benchmarks cpp cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort)
+mapfile -t cpp_files < <(find benchmarks course cpp cuda tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort)
 
 failed=()
 check() {

@@ -188,7 +188,7 @@ def output_sections(number: int) -> dict[str, str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the experiment of chapter {number} failed:\n{done.stdout}{done.stderr}")
-    return _sections(done.stdout)
+    return sections(done.stdout)
 
 
 def cuda_sections(number: int) -> dict[str, str]:
@@ -196,10 +196,10 @@ def cuda_sections(number: int) -> dict[str, str]:
     if not CUDA_REPORT.is_file():
         return {}
     report = json.loads(CUDA_REPORT.read_text(encoding="utf-8"))
-    return _sections(report["chapters"].get(str(number), ""))
+    return sections(report["chapters"].get(str(number), ""))
 
 
-def _sections(text: str) -> dict[str, str]:
+def sections(text: str) -> dict[str, str]:
     parts = re.split(r"^== (.+) ==$", text, flags=re.MULTILINE)
     return {title: text.strip("\n") for title, text in zip(parts[1::2], parts[2::2], strict=True)}
 
