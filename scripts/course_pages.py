@@ -3,7 +3,9 @@
     python scripts/course_pages.py check              quotes and line links of all pages; says what is stale
     python scripts/course_pages.py update             brings them up to date
     python scripts/course_pages.py outputs 6 7        runs experiments, puts what they print into chapters
-    python scripts/course_pages.py figures 6 7        draws figures; without numbers, of all chapters
+    python scripts/course_pages.py figures 6 7        draws figures
+
+The last two take numbers of chapters and the word journey; without any, they do all.
 
 In a page, a quote is a comment, and below it what this script writes:
 
@@ -65,10 +67,12 @@ def pages(root: Path = ROOT) -> list[Path]:
     return sorted(found)
 
 
-def chapter_page(number: int) -> Path:
-    found = list(COURSE.glob(f"{number:02}-*.md"))
+def chapter_page(name: str) -> Path:
+    """Of a number, or of the journey."""
+    pattern = f"{int(name):02}-*.md" if name.isdecimal() else f"{name}.md"
+    found = list(COURSE.glob(pattern))
     if len(found) != 1:
-        sys.exit(f"course_pages.py: {len(found)} pages are called docs/course/{number:02}-*.md, expected one")
+        sys.exit(f"course_pages.py: {len(found)} pages are called docs/course/{pattern}, expected one")
     return found[0]
 
 
@@ -182,21 +186,21 @@ def fresh_page(page: Path, root: Path = ROOT) -> str:
     return "".join(parts)
 
 
-def output_sections(number: int) -> dict[str, str]:
+def output_sections(name: str) -> dict[str, str]:
     """What the chapter's experiment prints on a CPU, by its headings."""
-    command = [sys.executable, "-m", "tiny_vllm.course", str(number), "--device", "cpu"]
+    command = [sys.executable, "-m", "tiny_vllm.course", name, "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"the experiment of chapter {number} failed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"the experiment {name} failed:\n{done.stdout}{done.stderr}")
     return sections(done.stdout)
 
 
-def cuda_sections(number: int) -> dict[str, str]:
+def cuda_sections(name: str) -> dict[str, str]:
     """What it printed on the GPU of the report."""
     if not CUDA_REPORT.is_file():
         return {}
     report = json.loads(CUDA_REPORT.read_text(encoding="utf-8"))
-    return sections(report["chapters"].get(str(number), ""))
+    return sections(report["chapters"].get(name, ""))
 
 
 def sections(text: str) -> dict[str, str]:
@@ -256,33 +260,24 @@ def update() -> int:
     return status
 
 
-def outputs(numbers: list[int]) -> int:
+def outputs(names: list[str]) -> int:
     status = 0
-    for number in numbers:
-        page = chapter_page(number)
+    for name in names:
+        page = chapter_page(name)
         text = page.read_text(encoding="utf-8")
         try:
-            _write_if_other(page, with_outputs(text, output_sections(number), cuda_sections(number)))
+            _write_if_other(page, with_outputs(text, output_sections(name), cuda_sections(name)))
         except Stale as problem:
             print(f"{page.relative_to(ROOT)}: {problem}", file=sys.stderr)
             status = 1
     return status
 
 
-def figures(numbers: list[int]) -> int:
-    for number in numbers:
-        file = COURSE / "figures" / f"{chapter_page(number).stem}.svg"
+def figures(names: list[str]) -> int:
+    for name in names:
+        file = COURSE / "figures" / f"{chapter_page(name).stem}.svg"
         file.parent.mkdir(exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "tiny_vllm.course",
-            str(number),
-            "--device",
-            "cpu",
-            "--figure",
-            str(file),
-        ]
+        command = [sys.executable, "-m", "tiny_vllm.course", name, "--device", "cpu", "--figure", str(file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         print(f"wrote {file.relative_to(ROOT)}")
     return 0
@@ -295,14 +290,14 @@ def _write_if_other(page: Path, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    with_numbers: dict[str, Callable[[list[int]], int]] = {"outputs": outputs, "figures": figures}
-    command, numbers = (arguments or ["--help"])[0], arguments[1:]
-    if command in with_numbers and all(n.isdigit() for n in numbers):
-        every = [int(page.name[:2]) for page in sorted(COURSE.glob("[0-9][0-9]-*.md"))]
-        return with_numbers[command]([int(n) for n in numbers] or every)
-    if command == "check" and not numbers:
+    command, names = (arguments or ["--help"])[0], arguments[1:]
+    with_names: dict[str, Callable[[list[str]], int]] = {"outputs": outputs, "figures": figures}
+    if command in with_names and all(name.isdecimal() or name == "journey" for name in names):
+        numbers = [str(int(page.name[:2])) for page in sorted(COURSE.glob("[0-9][0-9]-*.md"))]
+        return with_names[command](names or [*numbers, "journey"])
+    if command == "check" and not names:
         return check()
-    if command == "update" and not numbers:
+    if command == "update" and not names:
         return update()
     print(__doc__)
     return 0 if command in ("-h", "--help") else 2

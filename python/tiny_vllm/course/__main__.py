@@ -1,4 +1,4 @@
-"""python -m tiny_vllm.course [NN] [--device cpu|cuda] [--figure FILE.svg]"""
+"""python -m tiny_vllm.course [NN | journey] [--device cpu|cuda] [--figure FILE.svg]"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tiny_vllm import _core
-from tiny_vllm.course.lab import chapters, draw_figure, load
+from tiny_vllm.course.lab import JOURNEY, chapters, draw_figure, load
 from tiny_vllm.errors import Error
 
 
@@ -15,10 +15,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tiny_vllm.course",
         description="Runs the experiment of a chapter of the course (docs/course).",
-        epilog="\n".join(["chapters:", *(f"  {number:2}  {load(number).title}" for number in known)]),
+        epilog="\n".join(
+            ["chapters:", *(f"  {number:2}  {load(number).title}" for number in known), f"  {JOURNEY}"]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("chapter", nargs="?", type=int, help="its number; without one, they are listed")
+    parser.add_argument(
+        "chapter", nargs="?", help='its number, or "journey"; without one, the chapters are listed'
+    )
     parser.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
@@ -36,13 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error("--figure needs a chapter")
         parser.print_help()
         return 0
-    if wanted.chapter not in known:
-        parser.error(f"there is no experiment for chapter {wanted.chapter}; there are {_ranges(known)}")
+    name = int(wanted.chapter) if wanted.chapter.isdecimal() else wanted.chapter
+    if name not in (*known, JOURNEY):
+        parser.error(f"there is no experiment {wanted.chapter!r}; there are {_ranges(known)} and {JOURNEY}")
     device = wanted.device
     if device == "auto":
         device = "cuda" if _core.cuda_devices()[0] else "cpu"
     try:
-        chapter = load(wanted.chapter)
+        chapter = load(name)
         data = chapter.run(device)
         if wanted.figure:
             draw_figure(chapter, data, wanted.figure)

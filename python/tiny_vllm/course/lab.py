@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Data = dict[str, Any]  # plain numbers, text, lists and dicts: they are kept in the figure's file
+JOURNEY = "journey"
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
 class Chapter:
-    number: int
     title: str
     run: Callable[[str], Data]  # device -> the numbers of the figure
     draw: Callable[[Data, Figure], None]
@@ -47,9 +47,11 @@ def chapters() -> list[int]:
     return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"chapter_(\d\d)", name)))
 
 
-def load(number: int) -> Chapter:
-    module = importlib.import_module(f"tiny_vllm.course.chapter_{number:02}")
-    return Chapter(number, (module.__doc__ or "").splitlines()[0], module.run, module.draw)
+def load(name: int | str) -> Chapter:
+    """The experiment of a chapter, by its number, or the "journey"."""
+    module = name if isinstance(name, str) else f"chapter_{name:02}"
+    found = importlib.import_module(f"tiny_vllm.course.{module}")
+    return Chapter((found.__doc__ or "").splitlines()[0], found.run, found.draw)
 
 
 # ---- printing
