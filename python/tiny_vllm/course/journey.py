@@ -105,6 +105,7 @@ def draw(data: Data, figure: Any) -> None:
     slots = f"slots {first_slot} … {first_slot + n - 1}"
     ids = " · ".join(f"{piece.strip()} {i}" for piece, i in zip(data["pieces"], data["ids"], strict=True))
     best = " · ".join(f"{piece.strip()} {p:.2f}" for piece, p in data["choice"][:4])
+    chosen = f"id {data['chosen']} is {data['choice'][0][0]!r}, the one row of the next step, at position {n}"
     stations = [
         (GREEN, "Text", [repr(data["prompt"])]),
         (GREEN, "Token ids (Python, tokenizer)", [ids]),
@@ -134,7 +135,7 @@ def draw(data: Data, figure: Any) -> None:
             GREEN,
             "Text again (Python, detokenizer)",
             [
-                f"id {data['chosen']} is {data['choice'][0][0]!r}, the one row of the next step, at position {n}",
+                chosen,
                 "until an end token, a stop string or max_tokens; then the block goes back",
             ],
         ),
