@@ -24,6 +24,12 @@ from tiny_vllm import _core
 from tiny_vllm.course.lab import REPOSITORY, chapters
 
 
+def chapter(text: str) -> int:
+    if not text.isdecimal() or int(text) not in chapters():
+        raise argparse.ArgumentTypeError(f"there is no experiment {text!r}")
+    return int(text)
+
+
 def experiment(number: int) -> tuple[str, str]:
     """What it prints, and what went wrong, or nothing."""
     command = [sys.executable, "-m", "tiny_vllm.course", str(number), "--device", "cuda"]
@@ -52,13 +58,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("chapters", nargs="*", type=int, help="default: all")
+    parser.add_argument("chapters", nargs="*", type=chapter, metavar="chapter", help="default: all")
     parser.add_argument("--json", type=writable_file, help="write the results there")
     parser.add_argument("--commit", default=None, help="what to call this version, when git is not there")
     args = parser.parse_args()
     devices, why_none = _core.cuda_devices()
     if why_none:
-        parser.error(f"this needs a GPU: {why_none}")
+        sys.exit(f"no GPU: {why_none}")
     printed, problems, solved = {}, {}, {}
     for number in args.chapters or chapters():
         printed[str(number)], problem = experiment(number)

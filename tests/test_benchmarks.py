@@ -158,14 +158,16 @@ def test_a_report_that_is_none(tmp_path: Path, change: dict[str, object], why: s
 
 
 @pytest.mark.skipif(not _core.cuda_devices()[1], reason="there is a GPU here")
-@pytest.mark.parametrize("script", ["kernels.py", "cuda_engine.py"])
+@pytest.mark.parametrize("script", ["kernels.py", "cuda_engine.py", "course.py"])
 def test_without_a_gpu_nothing_is_built(tmp_path: Path, script: str) -> None:
     done = run(cwd=tmp_path, script=script)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"no GPU: {_core.cuda_devices()[1]}\n"
 
 
-@pytest.mark.parametrize("script", ["cpu_engine.py", "cpu_kernels.py", "cuda_engine.py", "kernels.py"])
+@pytest.mark.parametrize(
+    "script", ["cpu_engine.py", "cpu_kernels.py", "cuda_engine.py", "kernels.py", "course.py"]
+)
 @pytest.mark.parametrize("where", [".", "not/there.json"])
 def test_where_figures_go_is_looked_at_first(tmp_path: Path, script: str, where: str) -> None:
     done = run("--json", where, cwd=tmp_path, script=script)
