@@ -41,7 +41,7 @@ class Tab:
     def __init__(self, chromium: Chrome) -> None:
         self.chromium = chromium
 
-    def open(self, file: Path, *, size: str = "desktop", scheme: str = "light", hash: str = "") -> None:
+    def open(self, page: Path | str, *, size: str = "desktop", scheme: str = "light", hash: str = "") -> None:
         width, height = SIZES[size]
         self.chromium.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -52,7 +52,7 @@ class Tab:
         )
         self.chromium.get("about:blank")  # or another hash would not load the page again
         self.chromium.get_log("browser")  # forgets what other pages have said
-        self.chromium.get(file.as_uri() + hash)
+        self.chromium.get((page.as_uri() if isinstance(page, Path) else page) + hash)
 
     def js(self, script: str, *arguments: Any) -> Any:
         """The value of a JavaScript expression; `args` are its arguments."""
