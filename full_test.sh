@@ -5,11 +5,11 @@
 #   ./full_test.sh             what this machine can run; a missing tool is named and its stage left out
 #   ./full_test.sh --strict    a stage that is left out counts as failed
 #   ./full_test.sh --gpu       the tests that need an NVIDIA GPU; the report is build/gpu_tests.json
-#   ./full_test.sh STAGE...    some stages: build lint unit old_cpu asan tsan fuzz aarch64 pytest
+#   ./full_test.sh STAGE...    some stages: build lint unit old_cpu asan tsan fuzz aarch64 site pytest
 #   FUZZ_SECONDS=60            how long each fuzzer runs
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/common.sh"
 
-ALL=(build lint unit old_cpu asan tsan fuzz aarch64 pytest)
+ALL=(build lint unit old_cpu asan tsan fuzz aarch64 site pytest)
 strict=false
 gpu=false
 one=
@@ -45,7 +45,7 @@ stage_build() {
   # The CPU wheel lies on the machines this runs on most; elsewhere the usual one comes.
   "$ROOT/build.sh" test lint
   "$PY" -c 'import torch' 2>/dev/null || "$PY" -m pip install -q "torch==2.13.0" || "$PY" -m pip install -q torch
-  "$ROOT/build.sh" hf server
+  "$ROOT/build.sh" hf server site
   # Only for the vocabulary file and the reference tokenizer in it; its dependencies are not needed.
   "$PY" -m pip install -q --no-deps "llama-models==0.3.0"
 }
@@ -132,6 +132,13 @@ stage_aarch64() {
   else
     echo "compiled, not run: qemu-aarch64 is missing (sudo apt-get install -y qemu-user)"
   fi
+}
+
+# The course's web pages. A link that leads nowhere or a formula that cannot be shown ends it.
+stage_site() {
+  "$ROOT/build.sh" site
+  NO_MKDOCS_2_WARNING=1 "$PY" -m mkdocs build --strict
+  echo "build/site/index.html"
 }
 
 # With TINY_VLLM_FULL_TEST=1 a test that lacks something fails where it would else be skipped.
