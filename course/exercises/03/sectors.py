@@ -1,0 +1,24 @@
+"""Exercise 3.2: what a load costs.
+
+Memory comes in sectors of 32 bytes: bytes 0 to 31 are sector 0, bytes 32 to 63 sector 1, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SECTOR = 32
+
+
+def sectors(addresses: Sequence[int], size: int) -> int:
+    """How many sectors must be fetched when each thread of a warp loads `size` bytes from its address.
+
+    A sector that several threads want is fetched once. An address may be any number, so what a thread loads
+    may lie in two sectors.
+    """
+    raise NotImplementedError("Your turn")
+
+
+def share_used(addresses: Sequence[int], size: int) -> float:
+    """Which part of the bytes that are fetched is wanted by some thread, from 0 to 1."""
+    raise NotImplementedError("Your turn")
