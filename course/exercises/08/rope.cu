@@ -1,0 +1,22 @@
+// Exercise 8.1: turn queries and keys, half-split.
+//
+//   heads (rows, count, dim)    turned in place; row t holds the `count` heads of token t
+//   cos_sin (rows, dim/2, 2)    cosine and sine for each pair of each row
+//
+// Element i of a head turns together with element i + dim/2. dim is even, otherwise anything; so is blockDim.x.
+#include "simt.h"
+
+__global__ void rope_kernel(float* heads, const float* cos_sin, int rows, int count, int dim) {
+  // Your turn. There are rows · count · dim/2 pairs, and at least as many threads; the last ones have nothing to do.
+}
+
+// What the test calls.
+extern "C" const char* rope(float* heads, const float* cos_sin, int rows, int count, int dim, int threads) {
+  return report([&] {
+    const size_t n = size_t(rows) * count * dim;
+    const DeviceArray<float> dheads(heads, n), dangles(cos_sin, size_t(rows) * dim);
+    launch(rope_kernel, unsigned(n / 2 + threads - 1) / threads, threads, dheads.get(), dangles.get(), rows, count,
+           dim);
+    dheads.copy_to(heads);
+  });
+}
