@@ -1,0 +1,21 @@
+"""Exercise 12.3: which buffers may share memory?
+
+place(ops, sizes) -> where each buffer begins, in bytes from the start of one allocation
+
+ops: what runs, in order: for each op the buffers that it reads and those that it writes.
+sizes: bytes of each buffer.
+
+A buffer is alive from the first op that names it up to the last one that does, both included: an op still
+reads its inputs while it writes its outputs. Buffers that are alive in the same op must not overlap. The end
+of the last buffer is the memory that is needed; the tests say how little is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+Op = tuple[Sequence[str], Sequence[str]]  # (reads, writes)
+
+
+def place(ops: Sequence[Op], sizes: Mapping[str, int]) -> dict[str, int]:
+    raise NotImplementedError("Your turn")
