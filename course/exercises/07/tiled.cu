@@ -1,0 +1,39 @@
+// Exercise 7.2: a matrix product in tiles.
+//
+//   out (M, N) = x (M, K) · weight (N, K)ᵀ
+//
+// Blocks of 16 x 16 threads, each for 16 x 16 elements of out. M, N and K are anything from 1 on. x and weight count
+// how often they are read: each of their numbers may be read once for each tile of out that needs it.
+#include "simt.h"
+
+constexpr int kTile = 16;
+
+struct Counted {
+  const float* numbers;
+  int* reads;
+  __device__ float operator[](int64_t i) const {
+    atomicAdd(reads, 1);
+    return numbers[i];
+  }
+};
+
+__global__ void tiled_kernel(Counted x, Counted weight, float* out, int rows, int columns, int inner) {
+  // Your turn. The block's first row of out is blockIdx.y * kTile, and its first column blockIdx.x * kTile. Read x[i]
+  // and weight[i] as if they were arrays. Shared memory is declared with
+  //   __shared__ float tile[kTile][kTile];
+}
+
+// What the test calls.
+extern "C" const char* tiled(const float* x, const float* weight, float* out, int rows, int columns, int inner,
+                             int* reads) {
+  return report([&] {
+    const DeviceArray<float> dx(x, size_t(rows) * inner), dw(weight, size_t(columns) * inner);
+    const DeviceArray<float> result(out, size_t(rows) * columns);
+    const DeviceArray<int> counts(reads, 2);
+    const dim3 grid((columns + kTile - 1) / kTile, (rows + kTile - 1) / kTile);
+    launch(tiled_kernel, grid, dim3(kTile, kTile), Counted{dx.get(), counts.get()}, Counted{dw.get(), counts.get() + 1},
+           result.get(), rows, columns, inner);
+    result.copy_to(out);
+    counts.copy_to(reads);
+  });
+}

@@ -1,0 +1,26 @@
+// Exercise 7.3: one row of x, and a warp for each row of the weight.
+//
+//   out (N) = weight (N, K) · x (K)
+//
+// The block has blockDim.x threads, a multiple of 32, so blockDim.x / 32 warps; there are enough blocks for all N rows,
+// and some warps may have none. K is anything from 1 on. Neighbouring threads should read neighbouring numbers.
+#include "simt.h"
+
+__global__ void gemv_kernel(const float* weight, const float* x, float* out, int columns, int inner) {
+  const int lane = threadIdx.x % 32, n = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  if (n >= columns) return;  // all 32 of the warp, so nobody waits for them
+  float sum = 0;
+  for (int k = lane; k < inner; k += 32) sum += weight[int64_t(n) * inner + k] * x[k];
+  for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
+  if (lane == 0) out[n] = sum;
+}
+
+// What the test calls.
+extern "C" const char* gemv(const float* weight, const float* x, float* out, int columns, int inner, int threads) {
+  return report([&] {
+    const DeviceArray<float> dw(weight, size_t(columns) * inner), dx(x, inner), result(out, columns);
+    const int warps = threads / 32;
+    launch(gemv_kernel, (columns + warps - 1) / warps, threads, dw.get(), dx.get(), result.get(), columns, inner);
+    result.copy_to(out);
+  });
+}
