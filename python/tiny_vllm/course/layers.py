@@ -40,12 +40,12 @@ class SmallModel:
         """(T, D): the residual stream that this layer reads, of one prompt."""
         x = ops.embedding(self.weight("model.embed_tokens.weight"), ids, device=self.device)
         for number in range(layer):
-            x = self._after_layer(x, number)
+            x = self.after_layer(x, number)
         return x
 
     def qkv(self, ids: list[int], layer: int) -> Array:
         """(T, (H+2Hk)·Dh): queries, keys and values of a layer, not rotated yet."""
-        return self._qkv(self.residual(ids, layer), layer)
+        return self.qkv_of(self.residual(ids, layer), layer)
 
     def split(self, qkv: Array) -> tuple[Array, Array, Array]:
         """Queries (T, H, Dh), keys and values (T, Hk, Dh)."""
@@ -98,15 +98,15 @@ class SmallModel:
             device=self.device,
         )
 
-    def _qkv(self, x: Array, layer: int) -> Array:
+    def qkv_of(self, x: Array, layer: int) -> Array:
         name = f"model.layers.{layer}."
         parts = [self.weight(f"{name}self_attn.{part}_proj.weight") for part in "qkv"]
         norm = self.weight(name + "input_layernorm.weight")
         return ops.norm_matmul(x, norm, np.concatenate(parts), eps=self.eps, device=self.device)
 
-    def _after_layer(self, x: Array, layer: int) -> Array:
+    def after_layer(self, x: Array, layer: int) -> Array:
         name = f"model.layers.{layer}."
-        attended = self.attention(self.rotated(self._qkv(x, layer)))
+        attended = self.attention(self.rotated(self.qkv_of(x, layer)))
         x = ops.matmul_add(x, attended, self.weight(name + "self_attn.o_proj.weight"), device=self.device)
         gate_up = np.concatenate([self.weight(f"{name}mlp.{part}_proj.weight") for part in ("gate", "up")])
         norm = self.weight(name + "post_attention_layernorm.weight")
