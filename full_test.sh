@@ -45,7 +45,7 @@ stage_build() {
   # The CPU wheel lies on the machines this runs on most; elsewhere the usual one comes.
   "$ROOT/build.sh" test lint
   "$PY" -c 'import torch' 2>/dev/null || "$PY" -m pip install -q "torch==2.13.0" || "$PY" -m pip install -q torch
-  "$ROOT/build.sh" hf server site
+  "$ROOT/build.sh" hf server site course
   # Only for the vocabulary file and the reference tokenizer in it; its dependencies are not needed.
   "$PY" -m pip install -q --no-deps "llama-models==0.3.0"
 }
