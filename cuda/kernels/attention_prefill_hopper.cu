@@ -6,8 +6,8 @@
 // mma.sync reads keys and values from shared memory into registers for every 16 rows; wgmma feeds the tensor cores from
 // shared memory for 64 rows at once. A block is three warpgroups (two with Dh 128) that compute, each on 64 query rows,
 // and one that only starts copies. They meet at barriers, not at __syncthreads(): while one waits for its products, the
-// others compute exponentials, which take twice as long as the products (4 a clock and multiprocessor quarter, against
-// 1,024 multiply-adds; a product of 64 × 128 × 64 has 64 of them for each exponential, and there are two).
+// others compute exponentials, which take as long as the products (4 a clock and multiprocessor quarter, against 512
+// multiply-adds; a product of 64 × 128 × 64 has 64 of them for each exponential, and there are two).
 //
 // The copy engine brings a piece of a page (BS and 128 have at least 8 keys in common) at a time, one lane a piece.
 #include <numeric>
