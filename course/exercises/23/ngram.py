@@ -1,0 +1,26 @@
+"""Exercise 23.1: guess tokens by what was there before, and check them all in one step.
+
+`model(tokens, count)` is one step of the engine, greedy: for each of the last `count` prefixes of tokens it
+returns the token that comes next. model([5, 6, 7], 2) returns what follows [5, 6], and what follows [5, 6,
+7]. A step costs the same for every count up to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Model = Callable[[Sequence[int], int], list[int]]
+
+
+def draft(tokens: Sequence[int], n: int, most: int) -> list[int]:
+    """The tokens, at most `most`, that followed the last n tokens when these were there before, most
+    recently.
+
+    Empty if they were not there before. What followed may overlap with the last n tokens themselves.
+    """
+    raise NotImplementedError("Your turn")
+
+
+def generate(model: Model, prompt: Sequence[int], new_tokens: int, n: int = 2, most: int = 4) -> list[int]:
+    """Exactly new_tokens tokens, the same that one greedy step for each token would give, in fewer steps."""
+    raise NotImplementedError("Your turn")
