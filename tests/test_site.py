@@ -275,7 +275,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Site:
         "docs/course/01-broken.md": chapter,
         "code.py": "1\n2\n3\n",
         "cpp/a.cpp": "",
-        "aside/page.md": "# Aside\n",
+        "docs/aside/page.md": "# Aside\n",
+        "cpp/README.md": "# C++\n",
     }
     return small_site(tmp_path_factory.mktemp("broken"), files)
 
@@ -289,7 +290,7 @@ def test_what_is_broken_fails_and_is_named(part: str, broken: Site) -> None:
 
 
 def test_a_page_that_is_not_in_the_nav_fails(broken: Site) -> None:
-    assert re.search(r'not included in the "nav" configuration:\s+- aside/page.md\n', broken.log)
+    assert re.search(r'not included in the "nav" configuration:\s+- docs/aside/page.md\n', broken.log)
 
 
 def test_each_warning_counts(broken: Site) -> None:

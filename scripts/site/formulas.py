@@ -58,7 +58,7 @@ class ToMathML(Treeprocessor):
                 if tail.startswith("$"):
                     warn(tex, "$$ stands in a line of text")
             text = "" if element.tag == "code" else element.text or ""
-            if left := re.search(r"\$\$.*|\\[a-z]+.*", f"{text}\n{tail}"):
+            if left := re.search(r"\$\$.*|\\[a-z]{2,}.*", f"{text}\n{tail}"):
                 warn(left[0], "it does not stand between dollars")
 
 
@@ -75,13 +75,27 @@ def mathml(tex: str, display: str) -> etree.Element:
         return etree.Element("math")
     for problem in problems(tex, math):
         warn(tex, problem)
-    for element in math.iter():
-        if f"\\{element.text}" in (*latex.FUNCTIONS, *latex.LIMIT):
-            # As in TeX, log and max have a thin space on both sides.
-            element.tag = "mo"
-            element.attrib.update(lspace="0.17em", rspace="0.17em")
+    for row in math.iter():
+        space(list(row))
     return math
 
+
+def space(row: list[etree.Element]) -> None:
+    """TeX's spaces, where the converter leaves others."""
+    for before, element, after in zip([None, *row], row, [*row[1:], None], strict=False):
+        if f"\\{element.text}" in (*latex.FUNCTIONS, *latex.LIMIT):
+            # log, max: a thin space on both sides, but none before a bracket.
+            element.tag = "mo"
+            element.set("lspace", "0.17em")
+            element.set("rspace", "0" if after is not None and after.text == LEFT else "0.17em")
+        elif element.text == INFINITY:
+            element.tag = "mi"  # not an operator
+        elif element.text == MINUS and before is not None and before.text in (EQUALS, LEFT, COMMA):
+            element.set("form", "prefix")  # a sign
+
+
+# As the converter writes them.
+INFINITY, MINUS, EQUALS, LEFT, COMMA = "&#x0221E;", "&#x02212;", "&#x0003D;", "&#x00028;", "&#x0002C;"
 
 # How many parts these have in MathML.
 PARTS = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3}
