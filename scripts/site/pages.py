@@ -136,7 +136,7 @@ def numbered(text: str) -> Iterator[tuple[int, str]]:
 
 def on_serve(server: Any, *, config: MkDocsConfig, builder: object) -> Any:
     """What `mkdocs serve` watches beside docs_dir."""
-    for name in repository_files(root(config)):
-        if name.endswith((".md", ".svg")):
-            server.watch(str(root(config) / name))
+    pages = [name for name in repository_files(root(config)) if name.endswith(".md")]
+    for name in ["docs", *(name for name in pages if not name.startswith("docs/"))]:
+        server.watch(str(root(config) / name))
     return server
