@@ -1,4 +1,4 @@
-"""The web site (mkdocs.yml): the real one, and small ones with something broken in them."""
+"""The web site of this repository (mkdocs.yml)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import http.server
 import json
 import posixpath
 import re
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,45 +16,13 @@ from urllib.parse import unquote, urlsplit
 import packaging_steps as steps
 import pytest
 from browser import Tab, start_chromium
-from conftest import missing, require_package
 from markdown_it import MarkdownIt  # comes with rich
+from site_building import Site, build, small_site
+
+pytestmark = pytest.mark.slow  # building it takes some 10 s
 
 ADDRESS = re.compile(r'<(\w+)\s[^<>]*?(?:href|src)="([^"]*)"')
 FETCHED = ("script", "link", "img", "iframe", "source", "video")
-
-
-@dataclass
-class Site:
-    """One that was built."""
-
-    folder: Path
-    log: str
-    failed: bool
-
-    def page(self, name: str) -> str:
-        return (self.folder / name).read_text(encoding="utf-8")
-
-    @functools.cached_property
-    def pages(self) -> dict[str, str]:
-        return {
-            path.relative_to(self.folder).as_posix(): path.read_text() for path in self.folder.rglob("*.html")
-        }
-
-    @functools.cached_property
-    def in_nav(self) -> list[str]:
-        """In its order, which is the same on all pages."""
-        return re.findall(r'<a href="([^"#]+)" class="md-nav__link', self.page("CHANGELOG.html"))
-
-
-def build(repository: Path, to: Path) -> Site:
-    """As the stage `site` of full_test.sh does it."""
-    for package in ("mkdocs", "material", "latex2mathml"):
-        require_package(package)
-    if not (repository / ".git").exists():
-        missing("the site is built from a git clone")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to]
-    done = steps.run_any(*command, cwd=repository, env=steps.clean_environment(NO_MKDOCS_2_WARNING="1"))
-    return Site(to, done.stdout, done.returncode != 0)
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +31,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     built = build(steps.ROOT, tmp_path_factory.mktemp("site"))
     assert not built.failed, built.log
     return built
-
-
-def small_site(folder: Path, files: dict[str, str]) -> Site:
-    """A repository with these files, built with the settings of this one."""
-    for name in ("docs/site", "scripts/site"):
-        shutil.copytree(steps.ROOT / name, folder / name)
-    for name in ("mkdocs.yml", ".gitignore"):
-        shutil.copy(steps.ROOT / name, folder / name)
-    for name, text in {"README.md": "# A small site\n", **files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    subprocess.run(["git", "init", "-q", folder], check=True)
-    return build(folder, folder / "build" / "site")
-
-
-# ---- the real site ----
 
 
 def test_it_has_the_pages_in_order(site: Site) -> None:
@@ -171,133 +119,6 @@ def test_pages_have_the_lists_and_tables_that_github_shows(site: Site) -> None:
         assert counts(shown, *tags) == counts(commonmark.render(text), *tags), name
 
 
-# ---- small ones ----
-
-
-def test_a_new_chapter_needs_no_edit(tmp_path: Path) -> None:
-    built = small_site(
-        tmp_path,
-        {
-            f"docs/course/{name}.md": f"# {title}\n"
-            for name, title in {
-                "10-ten": "10 · Ten",
-                "02-two": "2 · Two",
-                "00-start": "0 · Start",
-                "journey": "A journey",
-            }.items()
-        },
-    )
-    assert not built.failed, built.log
-    html = built.page("docs/course/02-two.html")
-    shown = re.findall(r'class="md-nav__link.*?<span class="md-ellipsis">\s*(.*?)\s*</span>', html, re.DOTALL)
-    titles = ["0 · Start", "2 · Two", "10 · Ten", "A journey"]
-    assert [title for title in dict.fromkeys(shown) if title in titles] == titles
-    assert 'aria-label="Previous: 0 · Start"' in html
-    assert 'aria-label="Next: 10 · Ten"' in html
-
-
-def test_formulas_become_mathml(tmp_path: Path) -> None:
-    text = r"""# 1 · The factor $\sqrt{d}$
-
-The norm is $\sqrt{\frac{1}{n}\sum_{i=1}^{n} x_i^2 + \epsilon}$, the block $\lfloor p / B \rfloor$.
-It costs $5, and `$HOME` is not a formula.
-
-$$
-\mathrm{softmax}(x)_i = \frac{e^{x_i - \max_j x_j}}{\sum_k e^{x_k - \max_j x_j}}
-$$
-In a line with text before it and after it:
-$$ (Q K^\top) \odot M $$
-and so on.
-
-- In a list:
-  $$
-  a_{ij} = \begin{cases} 1 & \text{if } i \ge j \\ 0 & \text{else} \end{cases}
-  $$
-- and another
-
-| a | b |
-| --- | --- |
-| $x_1$ | $\begin{pmatrix} a & b \\ c & d \end{pmatrix}$ |
-
-```math
-\begin{aligned} a &= b \\ &= c \end{aligned}
-```
-
-<details><summary>The answer</summary>
-
-It is **bold** and $x^2$.
-
-</details>
-
-<!-- $nothing$ -->
-"""
-    built = small_site(tmp_path, {"docs/course/01-a.md": text})
-    assert not built.failed, built.log
-    html = built.page("docs/course/01-a.html")
-    assert html.count("<math ") == 10
-    assert html.count('<math display="block"') == 4
-    assert "\\" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
-    assert "$$" not in html
-    assert "<msqrt>" in html
-    assert re.search(r'<li>In a list:\s*<div class="arithmatex">\s*<math display="block"', html)
-    assert re.search(
-        r"<details><summary>The answer</summary>\s*<p>It is <strong>bold</strong> and <span", html
-    )
-
-
-BROKEN = {
-    "[a page](02-nosuch.md)": "contains a link '02-nosuch.md'",
-    "[an anchor](../../README.md#nosuch)": "#nosuch', but the doc 'README.md' does not contain an anchor",
-    "[an anchor here](#nosuch)": "contains a link '#nosuch', but there is no such anchor on this page",
-    "[a file](../../code.cpp)": "contains a link '../../code.cpp', but the target 'code.cpp' is not found",
-    "[a folder](../../cpp/nosuch)": "contains an unrecognized relative link '../../cpp/nosuch'",
-    "[from the root](/README.md)": "contains an absolute link '/README.md'",
-    "[line 4 of 3](../../code.py#L4)": "'../../code.py#L4', but the doc 'code.py' does not contain",
-    "[lines 2 to 5](../../code.py#L2-L5)": "#L2-L5', but the doc 'code.py' does not contain an anchor '#L5'",
-    "![an image](figures/nosuch.svg)": "contains a link 'figures/nosuch.svg'",
-    r"$\frac{a}$": r"cannot be converted: \frac{a} (mfrac has 1 parts)",
-    r"$\sqrt{x$": r"cannot be converted: \sqrt{x (a brace is missing)",
-    r"$\nosuch{x}$": r"cannot be converted: \nosuch{x} (\nosuch is not understood)",
-    r"$y_$": "cannot be converted: y_ (MissingSuperScriptOrSubscriptError)",
-    r"$a & b$": "cannot be converted: a & b (& is not understood)",
-    r"$\begin{nosuch} a \end{nosuch}$": "(there is no environment nosuch)",
-    r"$\operatorname*{arg\,max} x$": "(there is an operator without a name)",
-    "in a line: $$z$$": "cannot be converted: z ($$ stands in a line of text)",
-    "$$\nalso not closed": "cannot be converted: $$ (it does not stand between dollars)",
-    r"not closed: $\frac{a}{b}": r"cannot be converted: \frac{a}{b} (it does not stand between dollars",
-}
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    chapter = "# 1 · Broken\n\n" + "\n\n".join(BROKEN)
-    files = {
-        "docs/course/01-broken.md": chapter,
-        "code.py": "1\n2\n3\n",
-        "cpp/a.cpp": "",
-        "docs/aside/page.md": "# Aside\n",
-        "cpp/README.md": "# C++\n",
-    }
-    return small_site(tmp_path_factory.mktemp("broken"), files)
-
-
-@pytest.mark.parametrize("part", BROKEN)
-def test_what_is_broken_fails_and_is_named(part: str, broken: Site) -> None:
-    warnings = [line for line in broken.log.splitlines() if line.startswith("WARNING")]
-    assert [line for line in warnings if BROKEN[part] in line and "'docs/course/01-broken.md'" in line], (
-        broken.log
-    )
-
-
-def test_a_page_that_is_not_in_the_nav_fails(broken: Site) -> None:
-    assert re.search(r'not included in the "nav" configuration:\s+- docs/aside/page.md\n', broken.log)
-
-
-def test_each_warning_counts(broken: Site) -> None:
-    assert broken.failed
-    assert f"Aborted with {len(BROKEN) + 1} warnings in strict mode!" in broken.log
-
-
 # ---- in a browser ----
 
 
@@ -346,7 +167,6 @@ def test_a_link_to_lines_marks_them(tab: Tab, address: str) -> None:
     assert tab.js("document.getElementById('L60').getBoundingClientRect().bottom < innerHeight")
 
 
-@pytest.mark.slow
 def test_no_page_is_wider_than_a_phone(tab: Tab, address: str, site: Site) -> None:
     for name in [*site.in_nav, "cuda/kernels/rms_norm.cu.html", "cpp/kv/index.html"]:
         tab.open(f"{address}/{name}", size="phone", scheme="dark")

@@ -69,7 +69,11 @@ def test_scripts_find_the_repository_through_links(bare: Path, tmp_path: Path, s
     ("script", "arguments", "expected"),
     [
         ("build.sh", ["--wrong"], "no option is called --wrong"),
-        ("build.sh", ["test", "nosuch"], "no extra is called nosuch; there are: server bench test course site lint hf"),
+        (
+            "build.sh",
+            ["test", "nosuch"],
+            "no extra is called nosuch; there are: server bench test course site lint hf",
+        ),
         ("lint.sh", ["--wrong"], "the only option is --fix; got --wrong"),
         ("lint.sh", ["--fix", "cpp"], "the only option is --fix; got --fix cpp"),
         ("full_test.sh", ["--wrong"], "no option is called --wrong"),
