@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tiny_vllm import _core
+from tiny_vllm import Engine, _core
 from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.course.lab import BLUE, GREEN, GREY, ORANGE, Data, measured, say, section, table
 from tiny_vllm.errors import ModelLoadError
@@ -96,6 +96,16 @@ def run(device: str) -> Data:
         f"In all {total:,}. config.json says tie_word_embeddings: {json.dumps(known['tie_word_embeddings'])}."
     )
     say(f"The file {'has' if 'lm_head.weight' in header else 'has no'} lm_head.weight.")
+
+    section("Tied and not tied")
+    with tempfile.TemporaryDirectory() as temporary:
+        untied = Path(temporary)
+        (untied / path.name).symlink_to(path)
+        (untied / "config.json").write_text(json.dumps({**known, "tie_word_embeddings": False}))
+        try:
+            Engine(untied, device="cpu", kv_cache_memory_bytes=8_000_000)
+        except ModelLoadError as error:
+            say(f"The same file, and tie_word_embeddings: false: {str(error).replace(f'{untied}: ', '')}")
 
     section("Files that lie")
     with tempfile.TemporaryDirectory() as temporary:
