@@ -17,7 +17,10 @@ class Stream {
   int launches = 0, kernels = 0;
 
 #ifdef __CUDACC__
-  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  Stream() {
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // what was copied before has arrived
+    check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
   ~Stream() {
     if (recorded_) cudaGraphExecDestroy(recorded_);
     cudaStreamDestroy(handle_);

@@ -298,6 +298,6 @@ def draw(data: Data, figure: Any) -> None:
     left.legend()
     names = list(data["launches"])[::-1]
     right.barh(names, [data["launches"][name] for name in names], color=GREY)
-    right.set(title="Kernels of a step, 1B shape", xlabel="launches", xlim=(0, 220))
+    right.set(title="Kernels of a step", xlabel="launches, 1B shape", xlim=(0, 220))
     for i, name in enumerate(names):
         right.text(data["launches"][name] + 3, i, str(data["launches"][name]), va="center")
