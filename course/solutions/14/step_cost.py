@@ -1,0 +1,53 @@
+"""Exercise 14.2: what a step costs, before it is run.
+
+rows_computed(prompt, answer, cached)   rows that go through the model until `answer` tokens are there
+kv_bytes(layers, kv_heads, head_dim)    keys and values of one token in all layers, in bfloat16
+step_seconds(device, model, contexts)   at least, for a step of one decode for each of these contexts
+most_decodes(device, model, context)    with how many decodes of this context reading and computing take
+                                        equally long, rounded down; None if reading always takes longer
+
+A context is the number of tokens whose keys and values a decode reads. The step reads the weights once, and
+each request's own keys and values. It computes two operations for each number of the weights and each
+request; leave those of attention out. What takes longer, reading or computing, decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    bytes_per_second: float
+    operations_per_second: float
+
+
+@dataclass(frozen=True)
+class Model:
+    parameters: int  # of two bytes each
+    kv_bytes: int  # of a token
+
+
+def rows_computed(prompt: int, answer: int, cached: bool) -> int:
+    if cached:
+        return prompt + answer - 1  # the last token of the answer is never read
+    return answer * prompt + answer * (answer - 1) // 2
+
+
+def kv_bytes(layers: int, kv_heads: int, head_dim: int) -> int:
+    return 2 * layers * kv_heads * head_dim * 2
+
+
+def step_seconds(device: Device, model: Model, contexts: Sequence[int]) -> float:
+    moved = 2 * model.parameters + model.kv_bytes * sum(contexts)
+    computed = 2 * model.parameters * len(contexts)
+    return max(moved / device.bytes_per_second, computed / device.operations_per_second)
+
+
+def most_decodes(device: Device, model: Model, context: int) -> int | None:
+    # n · compute = read + n · own, each in seconds
+    read = 2 * model.parameters / device.bytes_per_second
+    own = model.kv_bytes * context / device.bytes_per_second
+    compute = 2 * model.parameters / device.operations_per_second
+    return None if compute <= own else int(read / (compute - own))
