@@ -28,6 +28,7 @@ from tiny_vllm.course.lab import (
     section,
     table,
 )
+from tiny_vllm.cuda_libraries import find_cuda_libraries
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 LAYERS = 30
@@ -48,6 +49,7 @@ STEP = {
 
 
 def run(device: str) -> Data:
+    find_cuda_libraries(device)  # _core.Ops does not look for cuBLAS itself
     ceiling = _one_kernel(device)
     _long_is_not_slow(device, ceiling)
     _computed_before(device)
@@ -277,6 +279,7 @@ def _profile() -> None:
     names = sorted(
         {r.name for r in records}, key=lambda n: -sum(r.duration_us for r in records if r.name == n)
     )
+    steps = len({r.step for r in records})
     lines = []
     for name in names[:10]:
         mine = [r for r in records if r.name == name]
@@ -285,7 +288,7 @@ def _profile() -> None:
         lines.append(
             (
                 name,
-                len(mine) // 4,
+                len(mine) // steps,
                 measured(us / len(mine), "µs"),
                 measured(moved / us / 1e3, "GB/s") if moved else "-",
             )
