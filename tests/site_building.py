@@ -12,6 +12,7 @@ from pathlib import Path
 
 import packaging_steps as steps
 from conftest import missing, require_package
+from markdown_it import MarkdownIt  # comes with rich
 
 
 @dataclass
@@ -24,6 +25,12 @@ class Site:
 
     def page(self, name: str) -> str:
         return (self.folder / name).read_text(encoding="utf-8")
+
+    def article(self, name: str) -> str:
+        """A page without the nav and the like."""
+        found = re.search(r"<article.*?</article>", self.page(name), re.DOTALL)
+        assert found
+        return re.sub(r'<div class="footnote">.*?</div>', "", found[0], flags=re.DOTALL)
 
     @functools.cached_property
     def pages(self) -> dict[str, str]:
@@ -59,3 +66,14 @@ def small_site(folder: Path, files: dict[str, str]) -> Site:
         (folder / name).write_text(text, encoding="utf-8")
     subprocess.run(["git", "init", "-q", folder], check=True)
     return build(folder, folder / "build" / "site")
+
+
+def commonmark(text: str) -> str:
+    """The page by another program, which reads Markdown as GitHub does."""
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text)
+
+
+def elements(html: str) -> dict[str, int]:
+    """How many there are of what Python-Markdown may read otherwise (scripts/site/like_github.py)."""
+    tags = ("ul", "ol", "li", "table", "tr", "h2", "h3", "details", "strong", "img")
+    return {tag: len(re.findall(rf"<{tag}[ >]", html)) for tag in tags}

@@ -6,22 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
-from site_building import Site, small_site
+from site_building import Site, commonmark, elements, small_site
 
 
 def test_a_new_chapter_needs_no_edit(tmp_path: Path) -> None:
-    built = small_site(
-        tmp_path,
-        {
-            f"docs/course/{name}.md": f"# {title}\n"
-            for name, title in {
-                "10-ten": "10 · Ten",
-                "02-two": "2 · Two",
-                "00-start": "0 · Start",
-                "journey": "A journey",
-            }.items()
-        },
-    )
+    chapters = {
+        "10-ten": "10 · Ten",
+        "02-two": "2 · Two",
+        "00-start": "0 · Start",
+        "journey": "A journey",
+    }
+    files = {f"docs/course/{name}.md": f"# {title}\n" for name, title in chapters.items()}
+    built = small_site(tmp_path, files)
     assert not built.failed, built.log
     html = built.page("docs/course/02-two.html")
     shown = re.findall(r'class="md-nav__link.*?<span class="md-ellipsis">\s*(.*?)\s*</span>', html, re.DOTALL)
@@ -78,6 +74,50 @@ It is **bold** and $x^2$.
     assert re.search(
         r"<details><summary>The answer</summary>\s*<p>It is <strong>bold</strong> and <span", html
     )
+
+
+def test_lists_are_read_as_on_github(tmp_path: Path) -> None:
+    text = """# 1 · Lists
+
+Directly after text:
+- one
+- two
+  - inside, by two spaces
+    - further inside
+
+      a paragraph of it
+  - inside again
+- three
+
+A number that is not 1 begins no list, and so the next line is text.
+2. See?
+
+1. A first step:
+   - inside, by three spaces
+
+   Its second paragraph.
+
+   ```python
+   print("code of the first step")
+   ```
+2. The second.
+   ```python
+   print("code of the second step")
+   ```
+10. The last
+
+    with a paragraph by four.
+
+> A quote
+> - with a list
+"""
+    built = small_site(tmp_path, {"docs/course/01-lists.md": text})
+    assert not built.failed, built.log
+    article = built.article("docs/course/01-lists.html")
+    assert elements(article) == elements(commonmark(text))
+    assert (
+        len(re.findall(r"</p>\s*<div class=\"highlight\"><pre>", article)) == 2
+    )  # beside the text, not in it
 
 
 BROKEN = {

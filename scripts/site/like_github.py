@@ -8,6 +8,7 @@ import xml.etree.ElementTree as etree
 from markdown import Extension, Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.preprocessors import Preprocessor
+from markdown.util import HTML_PLACEHOLDER
 from mkdocs.config.defaults import MkDocsConfig
 
 
@@ -40,10 +41,11 @@ class Details(Preprocessor):
 
 
 class EmptyLines(BlockProcessor):
-    """A list or a formula may follow text without the empty line that Python-Markdown wants."""
+    """What may follow text without the empty line that Python-Markdown wants: a list, a formula, code."""
 
     ITEM = re.compile(r"^( *)([*+-]|\d+\.) ", re.MULTILINE)
-    FORMULA = re.compile(r"^ *\$\$.*?\$\$ *$", re.MULTILINE | re.DOTALL)
+    # Code has been put aside by now, and a placeholder stands for it.
+    ALONE = re.compile(rf"^ *(\$\$.*?\$\$|{HTML_PLACEHOLDER % '[0-9]+'}) *$", re.MULTILINE | re.DOTALL)
 
     def test(self, parent: etree.Element, block: str) -> bool:
         return self.parts(block) != [block]
@@ -53,14 +55,14 @@ class EmptyLines(BlockProcessor):
 
     def parts(self, block: str) -> list[str]:
         indent = len(block) - len(block.lstrip(" "))
-        for item in self.ITEM.finditer(block):
-            if item.start() == 0:
-                return [block]
-            # One further out goes on with a list. One at the same depth begins a list, which only a 1 can do.
-            if len(item[1]) < indent or (len(item[1]) == indent and item[2] in ("*", "+", "-", "1.")):
+        is_list = bool(self.ITEM.match(block))
+        for item in self.ITEM.finditer(block, 1):
+            # One further out goes on with an outer list. After text a list begins, a numbered one with 1.
+            begins = not is_list and len(item[1]) == indent and item[2] in ("*", "+", "-", "1.")
+            if begins or len(item[1]) < indent:
                 return [block[: item.start() - 1], block[item.start() :]]
-        formula = self.FORMULA.search(block)
-        if formula and indent < self.tab_length:
-            parts = (block[: formula.start()].rstrip("\n"), formula[0].strip(), block[formula.end() + 1 :])
+        alone = self.ALONE.search(block)
+        if alone and not is_list and indent < self.tab_length:
+            parts = (block[: alone.start()].rstrip("\n"), alone[1], block[alone.end() + 1 :])
             return [part for part in parts if part]
         return [block]

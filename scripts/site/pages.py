@@ -80,9 +80,9 @@ class SourcePage(File):
         super().__init__(
             name, None, config.site_dir, False, dest_uri=target, inclusion=InclusionLevel.NOT_IN_NAV
         )
-        # The search finds the name, after the pages in which it stands.
+        # The search finds the name, but rather a page that is called so.
         self.content_string = (
-            f"---\nhide: [toc]\nsearch: {{boost: 0.001}}\n---\n# {self.name_with_links()}\n\n{text}"
+            f"---\nhide: [toc]\nsearch: {{boost: 0.5}}\n---\n# {self.name_with_links()}\n\n{text}"
         )
         self.source = source
 
