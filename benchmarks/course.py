@@ -38,7 +38,7 @@ def experiment(number: int) -> tuple[str, str]:
 
 
 def solutions(number: int) -> dict[str, int]:
-    """How many tests of the chapter's exercises pass on the GPU, and how many do not."""
+    """What becomes of the tests of the chapter's exercises on the GPU."""
     folder = REPOSITORY / "course" / "exercises" / f"{number:02}"
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
@@ -46,12 +46,13 @@ def solutions(number: int) -> dict[str, int]:
         command += ["--solution", "--device", "cuda", str(folder)]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
         if not report.is_file():
-            return {"passed": 0, "failed": 1}
+            return {"passed": 0, "skipped": 0, "failed": 1}
         cases = list(ElementTree.parse(report).iter("testcase"))
-        failed = sum(len(case) > 0 for case in cases)
+        skipped = sum(case.find("skipped") is not None for case in cases)
+        failed = sum(len(case) > 0 for case in cases) - skipped
         if failed:
             print(done.stdout[-3000:], file=sys.stderr)
-        return {"passed": len(cases) - failed, "failed": failed}
+        return {"passed": len(cases) - skipped - failed, "skipped": skipped, "failed": failed}
 
 
 def main() -> int:

@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_prefill_kernel(Attent
   const AttentionShape& s = args.shape;
   const int group = static_cast<int>(s.num_heads / s.num_kv_heads), head_dim = static_cast<int>(s.head_dim);
   const int kv_head = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const Rows rows = rows_of(args.query_start, static_cast<int>(args.num_requests), group, C::kRows,
-                            static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  const Rows rows =
+      rows_of(args.query_start, static_cast<int>(args.num_requests), group, C::kRows, static_cast<int>(blockIdx.x));
   if (rows.count == 0) return;
   const int tokens = rows.count / group, context = args.context_len[rows.request];
   if (tokens == 1) return;  // a decode: attention_decode does it

@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(Config<DP>::kThreads, 1)
   Work w;
   w.group = static_cast<int>(s.num_heads / s.num_kv_heads);
   w.kv_head = blockIdx.y;
-  w.rows = rows_of(args.query_start, static_cast<int>(args.num_requests), w.group, C::kRows,
-                   static_cast<int>(gridDim.x - 1 - blockIdx.x));
+  w.rows =
+      rows_of(args.query_start, static_cast<int>(args.num_requests), w.group, C::kRows, static_cast<int>(blockIdx.x));
   if (w.rows.count == 0) return;
   const int tokens = w.rows.count / w.group;
   if (tokens == 1) return;  // a decode: attention_decode does it
