@@ -9,8 +9,8 @@ At most `inside` tasks are inside at a time, and at most `waiting` wait for a pl
 order of arrival. A place comes back however the block is left: at its end, by an exception, by a cancelled
 task. A task that is cancelled while it waits leaves the queue, and nobody loses a place by it.
 
-All of this happens in one event loop, so no locks are needed. Use asyncio.Future, and not asyncio.Semaphore,
-which would do half of it.
+All of this happens in one event loop, so no locks are needed. A list of asyncio.Future is enough. (An
+asyncio.Semaphore would do a part of it.)
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ def generate(model: Model, prompt: Sequence[int], new_tokens: int, n: int = 2, m
         right = 0
         while right < len(guess) and guess[right] == rows[right]:
             right += 1
-        tokens += rows[
-            : right + 1
-        ]  # those that were guessed rightly, and one that the model gives for nothing
+        # Those that were guessed rightly, and one that the model gives for nothing.
+        tokens += rows[: right + 1]
     return tokens[len(prompt) : end]
