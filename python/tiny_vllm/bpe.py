@@ -87,7 +87,9 @@ def byte_level_bpe(
     bos: str | None = None,
     eos: str | None = None,
 ) -> Tokenizer:
-    """A byte-level BPE tokenizer: any text can be written, since each of the 256 bytes is a token.
+    """A byte-level BPE tokenizer. Where each of the 256 bytes is a token, any text can be written.
+
+    A byte that is none is left out of the ids, as Hugging Face does it; control characters can be such.
 
     `tokens` are in id order, bytes spelt in GPT-2's printable alphabet; `types` as numbered above. `bos` and
     `eos` are put around each text that is encoded with special tokens.
