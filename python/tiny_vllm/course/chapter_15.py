@@ -73,8 +73,9 @@ def run(device: str) -> Data:
     static = Engine(device=device, scheduler="static", max_num_seqs=SEATS, record_events=True)
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in LENGTHS]
     static.generate([PROMPTS[i % 3] for i in range(len(LENGTHS))], params)
-    steps = [step for step in static.events().steps if step["chunks"]]
-    seats = _seats(steps)
+    record = static.events().steps
+    steps = [step for step in record if step["chunks"]]
+    seats = _seats(record)
     batches = []
     for first in range(0, len(LENGTHS), SEATS):
         lengths = LENGTHS[first : first + SEATS]
@@ -135,19 +136,21 @@ def _seats(steps: list[dict[str, Any]]) -> dict[int, tuple[int, list[list[int]]]
     """Of each sequence its seat, and when it computes: [first step, steps, 1 if prefill]."""
     seat_of: dict[int, int] = {}
     result: dict[int, tuple[int, list[list[int]]]] = {}
+    number = 0  # of the step; a record without chunks is none
     for step in steps:
+        number += bool(step["chunks"])
         for sequence in step["released"]:
-            seat_of.pop(sequence)
+            seat_of.pop(sequence, None)
         for sequence, start, count in step["chunks"]:
             if sequence not in seat_of:
                 seat_of[sequence] = min(set(range(SEATS)) - set(seat_of.values()))
                 result[sequence] = (seat_of[sequence], [])
             spans = result[sequence][1]
             is_prefill = int(start == 0 or count > 1)
-            if spans and spans[-1][2] == is_prefill and spans[-1][0] + spans[-1][1] == step["step"]:
+            if spans and spans[-1][2] == is_prefill and spans[-1][0] + spans[-1][1] == number:
                 spans[-1][1] += 1
             else:
-                spans.append([step["step"], 1, is_prefill])
+                spans.append([number, 1, is_prefill])
     return result
 
 
