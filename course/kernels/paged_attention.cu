@@ -128,7 +128,9 @@ __global__ void paged(Args a) {
 __device__ void attend(const Args& a, int request, int kv_head, int begin, int end, State (&states)[kMaxGroup]) {
   const int group = a.heads / a.kv_heads;
   float queries[kMaxGroup][kEach], key[kEach], value[kEach];
-  for (int g = 0; g < group; ++g) load(a.query + (int64_t(request) * a.heads + kv_head * group + g) * kDim, queries[g]);
+#pragma unroll  // so that states and queries stay in registers
+  for (int g = 0; g < kMaxGroup; ++g)
+    if (g < group) load(a.query + (int64_t(request) * a.heads + kv_head * group + g) * kDim, queries[g]);
   for (int p = begin + threadIdx.x / 32; p < end; p += kWarps) {
     const int64_t row = row_of(a, request, kv_head, p);
     load(a.keys + row * kDim, key);
