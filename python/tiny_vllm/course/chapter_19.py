@@ -42,6 +42,24 @@ def run(device: str) -> Data:
         lines.append((beginning + question, tokens, cached, tokens - cached, measured(1e3 * seconds, "ms")))
     table(("the document, and", "tokens", "found", "computed", "first token after"), lines)
 
+    section("Three at once")
+    engine = _engine(device, 128, budget=128)
+    for name, question in (
+        ("a", "What did it look at?"),
+        ("b", "Where did it sit?"),
+        ("c", "Who sat there?"),
+    ):
+        engine.add_request(name, DOCUMENT + question, _greedy(1))
+    while engine.has_unfinished_requests():
+        engine.step()
+    for line in str(engine.events()).splitlines()[:4]:
+        print(line)
+    metrics = engine.metrics()
+    say(
+        f"The prompts have {metrics['num_prompt_tokens']} tokens, of which "
+        f"{metrics['num_computed_tokens']} were computed."
+    )
+
     section("What a block is known by")
     blocks = _core.BlockAllocator(8, 4)
     texts = (
@@ -138,12 +156,13 @@ def run(device: str) -> Data:
     return figure
 
 
-def _engine(device: str, num_blocks: int) -> Engine:
+def _engine(device: str, num_blocks: int, budget: int = 512) -> Engine:
     return Engine(
         device=device,
         kv_cache_memory_bytes=num_blocks * BLOCK_BYTES,
         max_model_len=num_blocks * 16,
         max_num_seqs=4,
+        max_num_batched_tokens=budget,
         enforce_eager=True,
         record_events=True,
     )
