@@ -24,7 +24,7 @@ PROMPTS = {
 
 def run(device: str) -> Data:
     section("The second question")
-    engine = _engine(device, 128)
+    roomy = engine = _engine(device, 128)
     lines: list[tuple[Any, ...]] = []
     for beginning, question in (
         ("", "What did the cat look at?"),
@@ -91,9 +91,8 @@ def run(device: str) -> Data:
 
     section("Forks")
     rows = []
-    engine = _engine(device, 64)
     for tokens in (24, 32, 100):
-        owned, copies = _forks(engine, tokens, 4)
+        owned, copies = _forks(roomy, tokens, 4)
         rows.append((tokens, copies, owned, 4 * -(-(tokens + 8) // 16)))
     table(("tokens of the prompt", "copies", "blocks owned at most", "of four separate requests"), rows)
     say("One request with n = 4 and 8 new tokens each. Blocks of 16 tokens.")
@@ -197,7 +196,7 @@ def _forks(engine: Engine, num_tokens: int, n: int) -> tuple[int, int]:
     """The most blocks that were owned, and how many were copied."""
     before = len(engine.events().steps)
     params = SamplingParams(temperature=1, seed=5, max_tokens=8, ignore_eos=True, n=n)
-    prompt = tokens_of(DOCUMENT)[num_tokens : 2 * num_tokens]  # not what another one has left in the cache
+    prompt = tokens_of(DOCUMENT)[num_tokens : 2 * num_tokens]  # which nobody has left in the cache
     engine.add_request("forked", prompt, params)
     while engine.has_unfinished_requests():
         engine.step()
