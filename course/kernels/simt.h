@@ -1,10 +1,9 @@
 // CUDA's threads on a CPU, or the real ones: the kernels of the course compile with both.
 //
 //   nvcc:  a thin layer over the runtime: launch(), DeviceArray, milliseconds_of().
-//   g++:   blocks run one after the other, and the threads of a block take turns on one CPU thread. A thread runs until
-//   it
-//          ends or waits at a barrier; then the next one runs, in an order that is shuffled anew each round. So a
-//          barrier that is missing gives wrong numbers here too, and one that not all threads reach is reported.
+//   g++:   blocks run one after the other, and the threads of a block take turns on one CPU thread. A thread runs
+//          until it ends or waits at a barrier; then the next one runs, in an order that is shuffled anew each round.
+//          So a barrier that is missing gives wrong numbers here too, and one that not all threads reach is reported.
 //
 // There is: threadIdx, blockIdx, blockDim, gridDim; __global__, __device__, __shared__ (of fixed size); __syncthreads,
 // __syncwarp; __shfl_sync, __shfl_down_sync, __shfl_xor_sync; atomicAdd. Time on the CPU says nothing of a GPU.
