@@ -50,10 +50,10 @@ def test_an_empty_part_changes_nothing(exercise: Exercise, size: float) -> None:
     empty = state_of(np.zeros(0), np.zeros((0, DIM)))
     for sign in (1, -1):
         some = state_of(sign * size * rng.random(5), rng.standard_normal((5, DIM)))
-        for a, b in ((some, empty), (empty, some)):
+        for a, b, which in ((some, empty, "b is empty"), (empty, some, "a is empty")):
             found = merged(exercise, a, b)
-            np.testing.assert_array_equal(found[0], some[0])
-            np.testing.assert_array_equal(found[1], some[1])
+            np.testing.assert_array_equal(found[0], some[0], f"max and sum, when {which}")
+            np.testing.assert_array_equal(found[1], some[1], f"the values, when {which}")
     nothing = merged(exercise, empty, empty)
-    np.testing.assert_array_equal(nothing[0], [-np.inf, 0])
-    np.testing.assert_array_equal(nothing[1], np.zeros(DIM))
+    np.testing.assert_array_equal(nothing[0], [-np.inf, 0], "max and sum of two empty parts")
+    np.testing.assert_array_equal(nothing[1], np.zeros(DIM), "the values of two empty parts")

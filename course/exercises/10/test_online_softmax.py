@@ -50,7 +50,7 @@ def test_one_key_gives_its_value_exactly(exercise: Exercise) -> None:
         np.testing.assert_array_equal(weighted_mean(exercise, np.float32([score]), values), values[0])
 
 
-@pytest.mark.parametrize("hidden", [[0, 1], [5], [9], [0, 3, 4, 9]])
+@pytest.mark.parametrize("hidden", [[0, 1], [5], [9], [0, 3, 4, 9]], ids=str)
 def test_hidden_keys_leave_no_trace(exercise: Exercise, hidden: list[int]) -> None:
     scores, values = case(10, 30)
     scores[hidden] = -np.inf
@@ -70,4 +70,5 @@ def test_nothing_seen_gives_zeros(exercise: Exercise, keys: int) -> None:
 def test_a_broken_score_is_seen(exercise: Exercise, place: int) -> None:
     scores, values = case(4, 1)
     scores[place] = np.nan
-    assert np.isnan(weighted_mean(exercise, scores, values)).all()
+    found = weighted_mean(exercise, scores, values)
+    assert np.isnan(found).all(), f"score {place} of 4 is NaN, and the result is {found}"
