@@ -3,7 +3,7 @@
 //   heads (rows, count, dim)    turned in place; row t holds the `count` heads of token t
 //   cos_sin (rows, dim/2, 2)    cosine and sine for each pair of each row
 //
-// Element i of a head turns together with element i + dim/2. dim is even, otherwise anything; so is blockDim.x.
+// Element i of a head turns together with element i + dim/2. dim is any even number, and blockDim.x any number at all.
 #include "simt.h"
 
 __global__ void rope_kernel(float* heads, const float* cos_sin, int rows, int count, int dim) {

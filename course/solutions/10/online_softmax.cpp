@@ -1,7 +1,7 @@
 // Exercise 10.1: the weighted mean of values, while they come in.
 //
-// The test calls start() once, add() for each key, and finish() at the end; nobody shows you a score twice. The result
-// is
+// The test calls start() once, add() for each key, and finish() at the end; nobody shows you a score twice. The
+// result is
 //
 //   out (dim) = sum of weight_j · value_j,   weights = softmax of all scores
 //
