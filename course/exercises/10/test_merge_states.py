@@ -20,7 +20,7 @@ def state_of(scores: Any, values: Any) -> State:
 
 def merged(exercise: Exercise, a: State, b: State) -> State:
     result = a[0].copy(), a[1].copy()
-    exercise.kernels("merge.cpp")("merge_states", *result, *b, DIM)
+    exercise.kernels("merge_states.cpp")("merge_states", *result, *b, DIM)
     return result
 
 
