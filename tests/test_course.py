@@ -393,20 +393,9 @@ def test_solutions_pass_and_stubs_fail(number: int, tmp_path: Path) -> None:
     [pytest.param(file, id=str(file.relative_to(CODE))) for file in sorted(CODE.rglob("*.cu"))],
 )
 def test_nvcc_takes_it_too(source: Path, tmp_path: Path) -> None:
+    """As far as PTX: that is enough to find what g++ takes and nvcc does not, and three times as quick."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         missing("nvcc is not installed")
-    steps.run(
-        *(
-            nvcc,
-            "-std=c++20",
-            "-arch=sm_80",
-            "-Xcompiler",
-            "-fPIC,-Wall",
-            "-shared",
-            "-Werror",
-            "all-warnings",
-        ),
-        *("-I", CODE / "kernels", "-o", tmp_path / "out.so", source),
-        cwd=steps.ROOT,
-    )
+    options = ("-std=c++20", "-arch=sm_80", "-ptx", "-Werror", "all-warnings", "-I", CODE / "kernels")
+    steps.run(nvcc, *options, "-o", tmp_path / "out.ptx", source, cwd=steps.ROOT)
