@@ -397,5 +397,7 @@ def test_nvcc_takes_it_too(source: Path, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         missing("nvcc is not installed")
-    options = ("-std=c++20", "-arch=sm_80", "-ptx", "-Werror", "all-warnings", "-I", CODE / "kernels")
+    options = ["-std=c++20", "-arch=sm_80", "-ptx", "-I", CODE / "kernels"]
+    if not is_stub(source):  # in which a gap leaves variables unused
+        options += ["-Werror", "all-warnings"]
     steps.run(nvcc, *options, "-o", tmp_path / "out.ptx", source, cwd=steps.ROOT)
