@@ -7,8 +7,7 @@
 //   steps(lengths, n, seats)         steps until all answers are there
 //   empty_seats(lengths, n, seats)   seats that nobody used, added up over all steps; also those that the last batch
 //                                    could not fill
-//   sorted_steps(lengths, n, seats)  steps if the answers had come sorted, the shortest first (`lengths` stays as it
-//   is)
+//   sorted_steps(lengths, n, seats)  steps if the answers had come sorted, the shortest first; `lengths` is not changed
 #include <cstdint>
 
 extern "C" int64_t steps(const int32_t* lengths, int32_t n, int32_t seats) {

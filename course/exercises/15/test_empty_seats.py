@@ -13,7 +13,10 @@ from tiny_vllm.course.chapter_15 import LENGTHS, simulate
 def _call(exercise: Exercise, function: str, lengths: list[int], seats: int) -> int:
     entry = exercise.library("empty_seats.cpp")[function]
     entry.restype = ctypes.c_int64
-    return int(entry((ctypes.c_int32 * len(lengths))(*lengths), len(lengths), seats))
+    array = (ctypes.c_int32 * len(lengths))(*lengths)
+    result = int(entry(array, len(lengths), seats))
+    assert list(array) == lengths, f"{function} has changed `lengths`"
+    return result
 
 
 def test_the_chapters_twelve(exercise: Exercise) -> None:
@@ -25,9 +28,7 @@ def test_the_chapters_twelve(exercise: Exercise) -> None:
 @pytest.mark.parametrize(("count", "seats"), [(1, 1), (1, 8), (30, 1), (30, 4), (30, 7), (64, 64)])
 def test_it_is_what_the_scheduler_does(exercise: Exercise, count: int, seats: int) -> None:
     lengths = np.random.default_rng(count + seats).integers(1, 50, count).tolist()
-    given = list(lengths)
     steps, used = simulate("static", lengths, seats)
     assert _call(exercise, "steps", lengths, seats) == steps
     assert _call(exercise, "empty_seats", lengths, seats) == steps * seats - used
     assert _call(exercise, "sorted_steps", lengths, seats) == simulate("static", sorted(lengths), seats)[0]
-    assert lengths == given

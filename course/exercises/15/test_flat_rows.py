@@ -36,7 +36,9 @@ def test_no_row_is_padding(exercise: Exercise) -> None:
     assert len(step.token_ids) == sum(count for _, _, count in chunks) == step.query_start[-1]
     assert step.token_ids == step.positions  # these tokens are numbered like their positions
     for r, (tokens, start, count) in enumerate(chunks):
-        assert step.query_start[r + 1] - step.query_start[r] == count
-        assert step.context_len[r] == start + count
-        wanted = start + count == len(tokens)
-        assert (step.query_start[r + 1] - 1 in step.logits_rows) == wanted
+        which = f"positions [{start}, {start + count}) of {len(tokens)} known tokens"
+        assert step.query_start[r + 1] - step.query_start[r] == count, which
+        assert step.context_len[r] == start + count, which
+        last_is_known = start + count == len(tokens)
+        has_logits = step.query_start[r + 1] - 1 in step.logits_rows
+        assert has_logits == last_is_known, f"{which}: are the last row's logits wanted?"

@@ -37,7 +37,7 @@ def test_it_plans_what_the_engine_plans(exercise: Exercise, seats: int, budget: 
         expected = [(chunk.request.id, chunk.start, chunk.count) for chunk in plan.chunks]
         names = {id(request): name for name, (request, _) in pairs.items()}
         found = [(names[id(request)], start, count) for request, start, count in mine.schedule()]
-        assert found == expected, f"step {step + 1}"
+        assert found == expected, f"step {step + 1}: yours, then the engine's"
         theirs.commit(plan)
         for name, start, count in expected:
             request, core = pairs[name]

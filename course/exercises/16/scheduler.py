@@ -7,9 +7,9 @@ uncomputed one left, and calls finish() at a request's last token.
 The rules, which the test checks in each step:
 
   1. A step has at most `budget` tokens, and at most one chunk a request. No chunk is empty.
-  2. At most `seats` requests run. They are admitted as they came, and none waits beside a free seat
-     while budget is left.
-  3. First each running decode gets its token. (There are never more seats than half of the budget.)
+  2. At most `seats` requests run. They are admitted as they came, and none waits beside a free seat.
+  3. First each running decode gets its token. (There are never more seats than half of the budget, so
+     decodes always leave something.)
   4. Then prefills, in chunks. Of what the decodes leave, the oldest prefill has a right to half, rounded
      up, if it needs as much. The other half goes to the shortest remaining prefills; of equals the older
      goes first.

@@ -84,6 +84,9 @@ def test_a_double_release_is_refused(make: Any) -> None:
     blocks.release(second)
     assert sorted(blocks.allocate(4)) == [0, 1, 2, 3]
     assert blocks.allocate(1) is None, "a block was given twice"
+    for wrong in ([-1], [4]):  # now each block that exists is owned
+        assert refuses(blocks, wrong), f"a release of {wrong} was not refused"
+    assert blocks.num_free() == 0
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 64])

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from conftest import Exercise
 
+UNWRITTEN = np.float32(-1e30)
+
 
 class Case:
     """Requests in a paged cache. All that is in no request's context is poisoned."""
@@ -43,13 +45,18 @@ class Case:
                 self.expected[r, head] = weights @ v[:, kv_head] / weights.sum()
 
     def check(self, library: Any) -> None:
-        out = np.full(self.query.shape, np.nan, np.float32)
+        out = np.full(self.query.shape, UNWRITTEN, np.float32)
         requests, heads, dim = self.query.shape
         num_blocks, kv_heads, block_size, _ = self.keys.shape
         library("paged_attention", self.query, self.keys, self.values, self.tables, self.context, out,
                 requests, heads, kv_heads, dim, num_blocks, block_size, self.tables.shape[1])  # fmt: skip
         for r, context in enumerate(self.context):
             message = f"request {r}, with {context} keys"
+            unwritten, has_nan = bool((out[r] == UNWRITTEN).any()), bool(np.isnan(out[r]).any())
+            assert not unwritten, f"{message}: not all of its result was written"
+            assert not has_nan, (
+                f"{message}: NaN. Was a place read that it has no key in, or a sum of 0 divided by?"
+            )
             np.testing.assert_allclose(out[r], self.expected[r], rtol=1e-4, atol=1e-5, err_msg=message)
 
 
@@ -82,4 +89,4 @@ def test_a_wide_head(library: Any) -> None:
 
 @pytest.mark.parametrize("scale", [100, 1000])
 def test_large_scores(library: Any, scale: float) -> None:
-    Case([12, 7], heads=2, kv_heads=2, dim=32, block_size=4, scale=scale).check(library)
+    Case([12, 7, 1, 1], heads=4, kv_heads=4, dim=32, block_size=4, scale=scale).check(library)
