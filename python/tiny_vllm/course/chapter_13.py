@@ -148,9 +148,9 @@ def _the_end_of_a_sum(logits: Array, piece: Any) -> None:
         (1 - float(sums[-1])) * 2**24
     )  # of the numbers k / 2²⁴, which is what float32 generators give
     say(f"Probabilities in float32, one by one: the last sum is {measured(float(sums[-1]), digits=6)}.")
-    small = int((p < 2.0**-24).sum())
-    together = measured(float(p[p < 2.0**-24].sum()))
-    say(f"{measured(small)} tokens have less than 2^-24 each, and {together} together.")
+    small = int((p < 2.0**-25).sum())
+    together = measured(float(p[p < 2.0**-25].sum()))
+    say(f"{measured(small)} tokens have less than 2^-25 each, and {together} together.")
     say(f"One random number in {measured(2**24 / beyond)} is larger. No token is found for it.")
     p[np.argsort(-logits, kind="stable")[40:]] = 0
     found = int(np.searchsorted(np.cumsum(p), np.float32(0)))

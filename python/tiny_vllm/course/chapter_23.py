@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tiny_vllm import Engine, SamplingParams, _core, ops
 from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.course.lab import BLUE, GREEN, GREY, ORANGE, REPOSITORY, Data, say, section, table
+from tiny_vllm.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
 
@@ -44,9 +45,10 @@ SAMPLE = (
 def run(device: str) -> Data:
     _several_gpus()
     _fewer_bits()
-    scores = _scores(device)
+    ids = Tokenizer.from_folder(bundled_model_folder()).encode(SAMPLE)
+    scores = _scores(ids, device)
     acceptance = _guessed_tokens(device)
-    _smaller_cache()
+    _smaller_cache(ids)
     return {"acceptance": acceptance, "scores": scores}
 
 
@@ -88,7 +90,7 @@ def quantised(weight: Array, bits: int, group: int) -> Array:
     """weight (N, K), rounded to whole multiples of a scale that `group` neighbours of a row share."""
     most = 2 ** (bits - 1) - 1  # 127 or 7: symmetric around 0
     groups = weight.reshape(weight.shape[0], -1, group)
-    scale = np.maximum(groups.max(axis=2, keepdims=True), -groups.min(axis=2, keepdims=True)) / most
+    scale = np.abs(groups).max(axis=2, keepdims=True) / most
     scale[scale == 0] = 1
     result: Array = groups / scale
     np.rint(result, out=result)
@@ -134,25 +136,21 @@ def _fewer_bits() -> None:
     )
 
 
-def _scores(device: str) -> list[tuple[str, float, float]]:
+def _scores(ids: list[int], device: str) -> list[tuple[str, float, float]]:
     """What the model thinks of a text with its weights rounded: the mean log-probability of a token."""
     lines, points = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = bundled_model_folder()
-        for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            os.symlink(source / file, folder / file)
+        os.symlink(source / "config.json", folder / "config.json")  # no tokenizer: it gets ids
         for way, bits, group in (("bfloat16, as it is", 16, 0), WAYS[0], WAYS[1], WAYS[3]):
             if bits < 16:
                 _write_quantised(source / "model.safetensors", folder / "model.safetensors", bits, group)
-            engine = Engine(
-                source if bits == 16 else folder,
-                device=device,
-                max_model_len=256,
-                kv_cache_memory_bytes=16 << 20,
-            )
+            else:
+                os.symlink(source / "model.safetensors", folder / "model.safetensors")
+            engine = Engine(folder, device=device, max_model_len=256, kv_cache_memory_bytes=16 << 20)
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-            judged = engine.generate([SAMPLE], params)[0]
+            judged = engine.generate([ids], params)[0]
             assert judged.prompt_logprobs is not None
             chosen = [
                 entry[token].logprob
@@ -172,7 +170,8 @@ def _scores(device: str) -> list[tuple[str, float, float]]:
 
 def _write_quantised(source: Path, target: Path, bits: int, group: int) -> None:
     """A copy of a model file whose products' weights are rounded. It is as large as before."""
-    if not target.exists():
+    if target.is_symlink():
+        target.unlink()
         shutil.copyfile(source, target)
     before, after = np.memmap(source, np.uint8, "r"), np.memmap(target, np.uint8, "r+")
     size = int(before[:8].view(np.uint64)[0])
@@ -184,7 +183,6 @@ def _write_quantised(source: Path, target: Path, bits: int, group: int) -> None:
         weight = before[begin:end].view(ops.bfloat16).astype(np.float32).reshape(entry["shape"])
         near = quantised(weight, bits, group or weight.shape[1])
         after[begin:end] = near.astype(ops.bfloat16).ravel().view(np.uint8)
-    after.flush()
 
 
 # ---- speculative decoding
@@ -237,7 +235,7 @@ def _expected(share: float, count: int) -> float:
 # ---- the KV cache
 
 
-def _smaller_cache() -> None:
+def _smaller_cache(ids: list[int]) -> None:
     section("Bytes for a token of the cache")
     lines = []
     for name, layers, kv_heads, heads in (("the small model", 30, 3, 9), ("the 1B shape", 16, 8, 32)):
@@ -254,7 +252,7 @@ def _smaller_cache() -> None:
     table(("", "no GQA, bfloat16", "bfloat16", "int8", "int4"), lines)
     say("int8 and int4 have a scale of 2 bytes for each head of each token.")
 
-    keys, values = _layer_keys_and_values(KV_LAYER)
+    keys, values = _layer_keys_and_values(ids, KV_LAYER)
     section("The error of a smaller cache")
     rows = []
     for name, array in (("keys", keys), ("values", values)):
@@ -272,13 +270,9 @@ def _smaller_cache() -> None:
     say(f"Of {keys.shape[0]} tokens in layer {KV_LAYER} of the small model, before the rotation of RoPE.")
 
 
-def _layer_keys_and_values(layer: int) -> tuple[Array, Array]:
+def _layer_keys_and_values(ids: list[int], layer: int) -> tuple[Array, Array]:
     """Keys and values (T, Hk·Dh) of a text: the engine's norms, all else in numpy, layer after layer."""
-    from tiny_vllm.tokenizer import Tokenizer
-
-    folder = bundled_model_folder()
-    checkpoint = _core.Checkpoint(str(folder))
-    ids = Tokenizer.from_folder(folder).encode(SAMPLE)
+    checkpoint = _core.Checkpoint(str(bundled_model_folder()))
 
     def weight(i: int, name: str) -> Array:
         return checkpoint.numpy(f"model.layers.{i}.{name}.weight")
