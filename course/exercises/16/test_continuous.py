@@ -65,7 +65,9 @@ class World:
             for first, second in pairwise(shares):
                 if second in by_request:
                     served = by_request[first].count if first in by_request else 0
-                    assert served == first.uncomputed, "a shorter prefill was passed over"
+                    assert served == first.uncomputed, (
+                        "a shorter prefill, or an older one as short, was passed over"
+                    )
             if any(r not in by_request or by_request[r].count < r.uncomputed for r in prefills[1:]):
                 assert got == right, "the others' half went to the oldest"
 

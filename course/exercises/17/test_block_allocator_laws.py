@@ -31,7 +31,10 @@ class InCpp:
 
     def allocate(self, count: int) -> list[int] | None:
         table = np.full(count, -1, np.int32)
-        return table.tolist() if self.library.allocate(self.blocks, pointer(table), count) else None
+        if self.library.allocate(self.blocks, pointer(table), count):
+            return table.tolist()
+        assert (table == -1).all(), "a refused call wrote to the table"
+        return None
 
     def release(self, table: Sequence[int]) -> None:
         if not self.library.release(self.blocks, pointer(np.array(table, np.int32)), len(table)):
