@@ -43,6 +43,6 @@ def test_what_does_not_fit_changes_nothing(exercise: Exercise) -> None:
     row = np.ones((1, 1, 2), np.float32)
     cache.attend(row, row, row)
     three = np.full((3, 1, 2), 7, np.float32)
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is the reader's
         cache.attend(three, three, three)
     np.testing.assert_allclose(cache.attend(row, row, 3 * row), 2 * row)  # the mean of 1 and 3
