@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tiny_vllm import Engine, SamplingParams, _core, ops
-from tiny_vllm.course.first_layer import DH, HK, H, plain_attention, qkv_of, tokens_of
 from tiny_vllm.course.lab import BLUE, GREEN, GREY, ORANGE, RED, Data, say, section, table
+from tiny_vllm.course.layers import DH, HK, H, SmallModel, plain_attention
 from tiny_vllm.errors import InternalError
 
 # Questions, and how many tokens the small model answers, 64 at most. The lengths are fixed, because another
@@ -92,12 +92,13 @@ def run(device: str) -> Data:
     say(f"Of request {NAMES[name]}.")
 
     section("A slot that is a position")
+    encode = SmallModel().tokenizer.encode
     first, second = (
-        tokens_of(
+        encode(
             "The cat sat on the mat and looked at the bird outside of the window, "
             "which flew away when it saw the cat."
         ),
-        tokens_of(
+        encode(
             "Another text, about the price of bread and butter in the large cities "
             "of the north in the year 1920."
         ),
@@ -205,6 +206,7 @@ def _holes() -> tuple[int, int, float]:
 
 def _attention_errors(texts: Sequence[list[int]], right: bool, device: str) -> list[float]:
     """Writes texts into a cache, at slots right or wrong, and attends through block tables."""
+    model = SmallModel()
     blocks = _core.BlockAllocator(8, BLOCK_SIZE, False)
     keys = np.zeros((8, HK, BLOCK_SIZE, DH), np.float32)
     values = np.zeros_like(keys)
@@ -212,22 +214,20 @@ def _attention_errors(texts: Sequence[list[int]], right: bool, device: str) -> l
     for ids in texts:
         own = blocks.allocate(-(-len(ids) // BLOCK_SIZE)) or []
         slots = [own[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE if right else p for p in range(len(ids))]
-        qkv, cos_sin = qkv_of(ids)
+        qkv = model.qkv(ids, layer=0)
         turned, keys, values = ops.rope_and_cache(
-            qkv, keys, values, slot_mapping=slots, cos_sin=cos_sin, num_heads=H, device=device
+            qkv,
+            keys,
+            values,
+            slot_mapping=slots,
+            cos_sin=model.cos_sin(range(len(ids))),
+            num_heads=H,
+            device=device,
         )
         lasts.append(turned[-1:])
         tables.append(own + [0] * (2 - len(own)))
-        # The same text in a cache of its own, in one piece.
-        shape = (1, HK, len(ids), DH)
-        _, own_keys, own_values = ops.rope_and_cache(
-            qkv, np.zeros(shape, np.float32), np.zeros(shape, np.float32), slot_mapping=range(len(ids)),
-            cos_sin=cos_sin, num_heads=H,
-        )  # fmt: skip
-        query = turned[-1, : H * DH].reshape(H, DH)
-        expected.append(
-            plain_attention(query, own_keys[0].transpose(1, 0, 2), own_values[0].transpose(1, 0, 2)).ravel()
-        )
+        query, own_keys, own_values = model.split(model.rotated(qkv))
+        expected.append(plain_attention(query[-1], own_keys, own_values).ravel())
     out = ops.paged_attention(
         np.concatenate(lasts), keys, values, block_tables=tables, context_len=[len(ids) for ids in texts],
         query_start=range(len(texts) + 1), num_heads=H, device=device,

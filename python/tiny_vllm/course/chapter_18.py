@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tiny_vllm import _core, ops
-from tiny_vllm.course.first_layer import DH, HK, H, plain_attention, qkv_of, tokens_of
 from tiny_vllm.course.lab import (
     BLUE,
     GREY,
@@ -24,6 +23,7 @@ from tiny_vllm.course.lab import (
     section,
     table,
 )
+from tiny_vllm.course.layers import DH, HK, H, SmallModel, plain_attention
 
 VERSIONS = ("contiguous", "paged", "grouped", "split")
 TRUSTING, MASKED = 5, 6
@@ -182,17 +182,14 @@ def _up(a: int, b: int) -> int:
 
 def _of_texts() -> Cache:
     """Real queries, keys and values of three texts, in the first layer."""
+    model = SmallModel()
     query, keys, values = [], [], []
     for text in TEXTS:
-        qkv, cos_sin = qkv_of(tokens_of(text))
-        shape = (1, HK, len(qkv), DH)
-        turned, k, v = ops.rope_and_cache(
-            qkv, np.zeros(shape, np.float32), np.zeros(shape, np.float32), slot_mapping=range(len(qkv)),
-            cos_sin=cos_sin, num_heads=H,
-        )  # fmt: skip
-        query.append(turned[-1, : H * DH].reshape(H, DH))
-        keys.append(k[0].transpose(1, 0, 2))
-        values.append(v[0].transpose(1, 0, 2))
+        qkv = model.qkv(model.tokenizer.encode(text), layer=0)
+        q, k, v = model.split(model.rotated(qkv))
+        query.append(q[-1])
+        keys.append(k)
+        values.append(v)
     return Cache(np.stack(query), keys, values)
 
 

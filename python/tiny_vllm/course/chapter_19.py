@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from tiny_vllm import Engine, SamplingParams, _core
-from tiny_vllm.course.first_layer import tokens_of
 from tiny_vllm.course.lab import BLUE, GREY, ORANGE, RED, Data, measured, say, section, table
+from tiny_vllm.course.layers import SmallModel
 
 BLOCK_BYTES = 16 * 23_040  # of the small model
 DOCUMENT = "The cat sat on the mat and looked at the bird outside of the window. " * 20
@@ -196,7 +196,9 @@ def _forks(engine: Engine, num_tokens: int, n: int) -> tuple[int, int]:
     """The most blocks that were owned, and how many were copied."""
     before = len(engine.events().steps)
     params = SamplingParams(temperature=1, seed=5, max_tokens=8, ignore_eos=True, n=n)
-    prompt = tokens_of(DOCUMENT)[num_tokens : 2 * num_tokens]  # which nobody has left in the cache
+    prompt = SmallModel().tokenizer.encode(DOCUMENT)[
+        num_tokens : 2 * num_tokens
+    ]  # which nobody has left in the cache
     engine.add_request("forked", prompt, params)
     while engine.has_unfinished_requests():
         engine.step()

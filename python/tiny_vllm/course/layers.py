@@ -12,6 +12,7 @@ from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.tokenizer import Tokenizer
 
 Array = Any
+H, HK, DH = 9, 3, 64  # query heads, KV heads and head dim of the small model
 
 
 class SmallModel:
@@ -112,3 +113,14 @@ class SmallModel:
         norm = self.weight(name + "post_attention_layernorm.weight")
         gated = ops.norm_matmul(x, norm, gate_up, eps=self.eps, activation="silu", device=self.device)
         return ops.matmul_add(x, gated, self.weight(name + "mlp.down_proj.weight"), device=self.device)
+
+
+def plain_attention(query: Any, keys: Any, values: Any) -> Any:
+    """One token: query (H, Dh), keys and values (context, Hk, Dh) -> (H, Dh), in float64."""
+    out = np.empty(query.shape)
+    for head in range(len(query)):
+        kv_head = head * keys.shape[1] // len(query)
+        scores = keys[:, kv_head].astype(np.float64) @ query[head] / np.sqrt(query.shape[1])
+        weights = np.exp(scores - scores.max())
+        out[head] = weights / weights.sum() @ values[:, kv_head]
+    return out
