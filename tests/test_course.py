@@ -62,7 +62,7 @@ def test_a_chapter_has_its_parts(number: int) -> None:
     figure = f"figures/{page(number).stem}.svg"
     assert re.search(rf"!\[[^\]]{{20,}}\]\({figure}\)", text), "no figure with a description"
     assert f"python scripts/course_pages.py figures {number}" in flowing(number)
-    assert lab.load(number).title
+    assert lab.title(number)
     if number + 1 in NUMBERS:
         assert f"]({page(number + 1).name})" in text.splitlines()[-1], (
             "the last line leads to the next chapter"
@@ -263,7 +263,7 @@ def test_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert lab.chapters() == list(NUMBERS)
     for number in NUMBERS:
-        assert f"  {number:2}  {lab.load(number).title}\n" in listed
+        assert f"  {number:2}  {lab.title(number)}\n" in listed
 
 
 @pytest.mark.parametrize(

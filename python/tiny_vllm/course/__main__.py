@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tiny_vllm import _core
-from tiny_vllm.course.lab import JOURNEY, chapters, draw_figure, load
+from tiny_vllm.course.lab import JOURNEY, chapters, draw_figure, load, title
 from tiny_vllm.errors import Error
 
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tiny_vllm.course",
         description="Runs the experiment of a chapter of the course (docs/course).",
         epilog="\n".join(
-            ["chapters:", *(f"  {number:2}  {load(number).title}" for number in known), f"  {JOURNEY}"]
+            ["chapters:", *(f"  {number:2}  {title(number)}" for number in known), f"  {JOURNEY}"]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -133,7 +133,7 @@ async def _who_leaves(server: AsyncEngine) -> None:
     await server.abort("long")
     last = [output async for output in stream][-1]
     await note(f"abort('long'): it ends with {last.outputs[0].finish_reason!r}")
-    section("Who leaves gives back")
+    section("A request that leaves gives back")
     table(("moment", "running", "blocks in use", "aborted so far"), lines)
 
 
