@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
