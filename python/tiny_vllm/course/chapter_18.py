@@ -1,4 +1,4 @@
-"""The paged attention kernel, split-KV
+"""The paged attention kernel
 
 Four kernels that attend through block tables, two that read what they must not, and what splits cost.
 """
