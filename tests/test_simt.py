@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import packaging_steps as steps
@@ -63,6 +66,76 @@ def test_a_barrier_that_not_all_reach_is_reported(checks: Kernels) -> None:
     assert run(checks, 4, zeros(1))[0] == 7 * 33, "and the next launch is not harmed"
 
 
-def test_a_block_that_is_too_large_is_refused(checks: Kernels) -> None:
+@pytest.mark.parametrize("which", [7, 10, 11, 12])
+def test_what_no_gpu_launches_is_refused(checks: Kernels, which: int) -> None:
     with pytest.raises(Error, match=r"simt_checks\.cu: check: launch"):
-        run(checks, 7, zeros(1))
+        run(checks, which, zeros(1))
+
+
+def test_a_shuffle_waits_for_the_lanes_of_its_mask_alone(checks: Kernels) -> None:
+    t = np.arange(32)
+    np.testing.assert_array_equal(run(checks, 8, zeros(32)), np.where(t < 16, t ^ 1, 31))
+
+
+def test_a_thread_may_have_large_arrays_of_its_own(checks: Kernels) -> None:
+    np.testing.assert_array_equal(run(checks, 9, zeros(32)), np.arange(32))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize(
+    ("which", "problem"),
+    [
+        (13, "thread 3"),
+        (14, "a kernel cannot launch another one"),
+        (15, "wrote behind the end of an array of 5 elements"),
+        (16, "wrote before the beginning of an array"),
+    ],
+)
+def test_what_goes_wrong_in_a_kernel_is_told(checks: Kernels, which: int, problem: str) -> None:
+    with pytest.raises(Error, match=problem):
+        run(checks, which, zeros(5))
+    assert run(checks, 4, zeros(1))[0] == 7 * 33, "and the next launch is not harmed"
+
+
+@pytest.mark.cpu_only
+def test_memory_that_nobody_filled_is_not_zero(checks: Kernels) -> None:
+    np.testing.assert_array_equal(run(checks, 17, zeros(3)), [-1, -1, -1])
+
+
+@pytest.mark.cpu_only
+def test_two_python_threads_take_turns(checks: Kernels) -> None:
+    expected = np.tile((np.arange(96) + 96) % 96 + 96, 2)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: run(checks, 2, zeros(192)), range(20)):
+            np.testing.assert_array_equal(found, expected)
+
+
+TEMPLATE = """
+#include "simt.h"
+template <int kNone>
+__global__ void keeps(int* out) {
+  __shared__ int before, room[%d], behind;
+  if (threadIdx.x == 0) before = behind = 5;
+  __syncthreads();
+  room[threadIdx.x] = 7;
+  __syncthreads();
+  out[threadIdx.x] = room[threadIdx.x] * before * behind;
+}
+extern "C" const char* check(int* out, int n) {
+  return report([&] {
+    DeviceArray<int> result(out, n);
+    launch(keeps<0>, 1, n, result.get());
+    result.copy_to(out);
+  });
+}
+"""
+
+
+@pytest.mark.cpu_only
+def test_shared_memory_is_not_shared_by_libraries(tmp_path: Path) -> None:
+    for size in (1, 1000):
+        source = tmp_path / f"of_{size}.cu"
+        source.write_text(TEMPLATE % size)
+        out = zeros(size)
+        Kernels(source, "cpu")("check", out, size)
+        np.testing.assert_array_equal(out, 7 * 5 * 5)

@@ -1,12 +1,13 @@
 // CUDA's threads on a CPU, or the real ones: the kernels of the course compile with both.
 //
 //   nvcc:  a thin layer over the runtime: launch(), DeviceArray, milliseconds_of().
-//   g++:   blocks run one after the other, and the threads of a block take turns on one CPU thread. A thread runs
-//          until it ends or waits at a barrier; then the next one runs, in an order that is shuffled anew each round.
-//          So a barrier that is missing gives wrong numbers here too, and one that not all threads reach is reported.
+//   g++:   blocks run one after the other, and the threads of a block take turns on one CPU thread. A thread runs until
+//          it ends or waits at a barrier; then the next one runs, in an order that is shuffled anew each round. So a
+//          barrier that is missing gives wrong numbers here too, and one that not all threads reach is reported.
 //
 // There is: threadIdx, blockIdx, blockDim, gridDim; __global__, __device__, __shared__ (of fixed size); __syncthreads,
-// __syncwarp; __shfl_sync, __shfl_down_sync, __shfl_xor_sync; atomicAdd. Time on the CPU says nothing of a GPU.
+// __syncwarp; __shfl_sync, __shfl_down_sync, __shfl_xor_sync (without a width); atomicAdd. Time on the CPU says nothing
+// of a GPU, and "On a CPU" below says which mistakes only a GPU shows.
 #pragma once
 
 #include <math.h>
@@ -78,11 +79,21 @@ float milliseconds_of(Work work, int runs = 20) {
 
 #else
 
+// On a CPU. These mistakes do no harm here: shared memory begins with zeros, and then has what the block before left in
+// it. Threads may meet in different calls of __syncthreads. Between two barriers no thread comes between the steps of
+// another. Addresses need not be aligned. A kernel may use memory of the host, and has ended when launch() returns.
+// What it reads outside of a DeviceArray goes unseen, unless it is within 64 bytes: these are NaN, or -1.
+
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <type_traits>
+#include <utility>
 
 #define __global__
 #define __device__
@@ -104,7 +115,7 @@ using std::max;
 using std::min;
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 
-inline dim3 gridDim, blockDim, blockIdx, threadIdx;  // of the thread that runs now
+static dim3 gridDim, blockDim, blockIdx, threadIdx;  // of the thread that runs now; each library has its own
 
 namespace simt {
 
@@ -112,11 +123,33 @@ constexpr int kWarp = 32;
 
 enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kEnded };
 
+// 512 KB, as much as a thread of a GPU may have. Below it is a page that nobody may touch: who needs more is stopped.
+class Stack {
+ public:
+  static constexpr size_t kBytes = 512 << 10, kForbidden = 64 << 10;
+  Stack() {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, kForbidden + kBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("no memory for the stacks of the threads");
+    memory_ = static_cast<char*>(memory);
+    mprotect(memory_, kForbidden, PROT_NONE);
+  }
+  Stack(Stack&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)) {}
+  ~Stack() {
+    if (memory_ != nullptr) munmap(memory_, kForbidden + kBytes);
+  }
+  char* begin() const { return memory_ + kForbidden; }
+
+ private:
+  char* memory_;
+};
+
 struct Thread {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(64 << 10);
+  Stack stack;
   dim3 index;
   State state = State::kReady;
+  unsigned mask = 0;  // the lanes that it waits for at a warp's barrier
 };
 
 struct Block {
@@ -128,31 +161,59 @@ struct Block {
   void (*body)(void*) = nullptr;
   void* argument = nullptr;
   uint32_t random = 1;
+  std::exception_ptr thrown;  // by one of the threads
 };
-inline Block block;
+static Block block;
+static std::mutex one_launch;  // at a time
+static thread_local bool in_a_kernel = false;
 
-inline void wait(State state) {
+inline void wait(State state, unsigned mask = 0) {
   Thread& self = block.threads[block.current];
   self.state = state;
+  self.mask = mask;
   swapcontext(&self.context, &block.scheduler);
 }
 
 inline void thread_main() {
-  block.body(block.argument);
+  try {
+    block.body(block.argument);
+  } catch (...) {
+    block.thrown = std::current_exception();
+  }
   block.threads[block.current].state = State::kEnded;
   swapcontext(&block.threads[block.current].context, &block.scheduler);
 }
 
-// Those that wait go on if all of [begin, end) that have not ended wait at the same kind of barrier.
-inline bool release(int begin, int end, State barrier) {
+// Those at __syncthreads go on if all that have not ended are there.
+inline bool release_block() {
   bool any = false;
-  for (int i = begin; i < end; ++i) {
-    if (block.threads[i].state == State::kEnded) continue;
-    if (block.threads[i].state != barrier) return false;
-    any = true;
+  for (const Thread& t : block.threads) {
+    if (t.state != State::kEnded && t.state != State::kAtBlockBarrier) return false;
+    any |= t.state == State::kAtBlockBarrier;
   }
-  for (int i = begin; i < end && any; ++i)
-    if (block.threads[i].state == barrier) block.threads[i].state = State::kReady;
+  for (Thread& t : block.threads)
+    if (t.state == State::kAtBlockBarrier) t.state = State::kReady;
+  return any;
+}
+
+// Those of a warp that wait for the lanes of a mask go on if all of these that have not ended wait for the same.
+inline bool release_warp(int first) {
+  const int lanes = std::min(kWarp, static_cast<int>(block.threads.size()) - first);
+  Thread* warp = &block.threads[first];
+  bool any = false;
+  for (int i = 0; i < lanes; ++i) {
+    if (warp[i].state != State::kAtWarpBarrier) continue;
+    const unsigned mask = warp[i].mask;
+    auto is_there = [&](int lane) {
+      return !(mask >> lane & 1) || warp[lane].state == State::kEnded ||
+             (warp[lane].state == State::kAtWarpBarrier && warp[lane].mask == mask);
+    };
+    bool all = true;
+    for (int lane = 0; lane < lanes; ++lane) all &= is_there(lane);
+    for (int lane = 0; lane < lanes && all; ++lane)
+      if (mask >> lane & 1 && warp[lane].state == State::kAtWarpBarrier) warp[lane].state = State::kReady;
+    any |= all;
+  }
   return any;
 }
 
@@ -162,8 +223,8 @@ inline void run_block() {
     Thread& t = block.threads[i];
     t.state = State::kReady;
     getcontext(&t.context);
-    t.context.uc_stack.ss_sp = t.stack.data();
-    t.context.uc_stack.ss_size = t.stack.size();
+    t.context.uc_stack.ss_sp = t.stack.begin();
+    t.context.uc_stack.ss_size = Stack::kBytes;
     t.context.uc_link = nullptr;
     makecontext(&t.context, thread_main, 0);
   }
@@ -177,28 +238,35 @@ inline void run_block() {
       block.current = i;
       threadIdx = block.threads[i].index;
       swapcontext(&block.scheduler, &block.threads[i].context);
+      if (block.thrown) std::rethrow_exception(std::exchange(block.thrown, nullptr));
     }
-    bool released = release(0, n, State::kAtBlockBarrier);
-    for (int first = 0; first < n; first += kWarp)
-      released |= release(first, std::min(first + kWarp, n), State::kAtWarpBarrier);
+    bool released = release_block();
+    for (int first = 0; first < n; first += kWarp) released |= release_warp(first);
     if (released) continue;
     if (std::all_of(block.threads.begin(), block.threads.end(), [](auto& t) { return t.state == State::kEnded; }))
       return;
-    throw std::runtime_error("deadlock: some threads of the block wait at __syncthreads and others do not come");
+    throw std::runtime_error(
+        "deadlock: some threads of the block wait, at __syncthreads or for lanes of their warp, and others do not "
+        "come");
   }
+}
+
+inline void wait_for_warp(unsigned mask) {
+  if (!(mask >> block.current % kWarp & 1)) throw std::runtime_error("a thread is not in the mask that it gives");
+  wait(State::kAtWarpBarrier, mask);
 }
 
 // The value that the thread `lane` of this warp shows; the own value if there is no such thread.
 template <typename T>
-T exchange(T value, int lane) {
+T exchange(unsigned mask, T value, int lane) {
   static_assert(sizeof(T) <= sizeof(uint64_t));
   const int self = block.current, first = self / kWarp * kWarp;
   std::memcpy(&block.exchange[self], &value, sizeof(T));
-  wait(State::kAtWarpBarrier);
+  wait_for_warp(mask);
   const int other = first + lane;
   if (lane >= 0 && lane < kWarp && other < static_cast<int>(block.threads.size()))
     std::memcpy(&value, &block.exchange[other], sizeof(T));
-  wait(State::kAtWarpBarrier);  // nobody shows something new before all have looked
+  wait_for_warp(mask);  // nobody shows something new before all have looked
   return value;
 }
 
@@ -207,23 +275,23 @@ inline int lane_of_current() { return block.current % kWarp; }
 }  // namespace simt
 
 inline void __syncthreads() { simt::wait(simt::State::kAtBlockBarrier); }
-inline void __syncwarp(unsigned = 0xffffffffu) { simt::wait(simt::State::kAtWarpBarrier); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { simt::wait_for_warp(mask); }
 
 template <typename T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return simt::exchange(value, lane % simt::kWarp);
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return simt::exchange(mask, value, lane & (simt::kWarp - 1));
 }
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  return simt::exchange(value, simt::lane_of_current() ^ mask);
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return simt::exchange(mask, value, simt::lane_of_current() ^ bits);
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned distance) {
-  return simt::exchange(value, simt::lane_of_current() + static_cast<int>(distance));
+T __shfl_down_sync(unsigned mask, T value, unsigned distance) {
+  return simt::exchange(mask, value, simt::lane_of_current() + static_cast<int>(distance));
 }
 
 template <typename T>
-T atomicAdd(T* address, T value) {  // threads only take turns at barriers
+T atomicAdd(T* address, std::type_identity_t<T> value) {  // threads only take turns at barriers
   const T old = *address;
   *address += value;
   return old;
@@ -231,8 +299,14 @@ T atomicAdd(T* address, T value) {  // threads only take turns at barriers
 
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block_shape, Arguments... arguments) {
-  const unsigned threads = block_shape.x * block_shape.y * block_shape.z;
-  if (threads == 0 || threads > 1024) throw std::runtime_error("launch: a block has 1 to 1024 threads");
+  if (simt::in_a_kernel) throw std::runtime_error("launch: a kernel cannot launch another one");
+  const uint64_t all = uint64_t(block_shape.x) * block_shape.y * block_shape.z;
+  if (all == 0 || block_shape.x > 1024 || block_shape.y > 1024 || block_shape.z > 64 || all > 1024)
+    throw std::runtime_error("launch: a block has 1 to 1024 threads, at most 64 of them along z");
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
+    throw std::runtime_error("launch: a grid has 1 to 2147483647 blocks along x, 1 to 65535 along y and z");
+  const std::lock_guard<std::mutex> lock(simt::one_launch);
+  const unsigned threads = static_cast<unsigned>(all);
   auto body = [&] { kernel(static_cast<Parameters>(arguments)...); };
   simt::Block& block = simt::block;
   block.threads.resize(threads);
@@ -247,6 +321,10 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block_shape, Argument
   block.argument = &body;
   gridDim = grid;
   blockDim = block_shape;
+  struct Inside {
+    Inside() { simt::in_a_kernel = true; }
+    ~Inside() { simt::in_a_kernel = false; }
+  } inside;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -255,16 +333,31 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block_shape, Argument
       }
 }
 
+// n elements. What nobody has filled is NaN, or -1; on both sides there are bytes like these that nobody may change.
 template <typename T>
 class DeviceArray {
  public:
-  explicit DeviceArray(size_t n) : data_(n) {}
-  DeviceArray(const T* host, size_t n) : data_(host, host + n) {}
-  T* get() const { return const_cast<T*>(data_.data()); }
-  void copy_to(T* host) const { std::copy(data_.begin(), data_.end(), host); }
+  explicit DeviceArray(size_t n) : bytes_(n * sizeof(T) + 2 * kEdge, kUntouched), n_(n) {}
+  DeviceArray(const T* host, size_t n) : DeviceArray(n) {
+    if (n > 0) std::memcpy(get(), host, n * sizeof(T));
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  T* get() const { return reinterpret_cast<T*>(const_cast<unsigned char*>(bytes_.data()) + kEdge); }
+  void copy_to(T* host) const {
+    auto untouched = [](unsigned char byte) { return byte == kUntouched; };
+    if (!std::all_of(bytes_.begin(), bytes_.begin() + kEdge, untouched))
+      throw std::runtime_error("a kernel wrote before the beginning of an array");
+    if (!std::all_of(bytes_.end() - kEdge, bytes_.end(), untouched))
+      throw std::runtime_error("a kernel wrote behind the end of an array of " + std::to_string(n_) + " elements");
+    if (n_ > 0) std::memcpy(host, get(), n_ * sizeof(T));
+  }
 
  private:
-  std::vector<T> data_;
+  static constexpr size_t kEdge = 64;
+  static constexpr unsigned char kUntouched = 255;
+  std::vector<unsigned char> bytes_;
+  size_t n_;
 };
 
 template <typename Work>
@@ -285,6 +378,8 @@ const char* report(Work work) {
     return nullptr;
   } catch (const std::exception& error) {
     message = error.what();
-    return message.c_str();
+  } catch (...) {
+    message = "something that is no std::exception was thrown";
   }
+  return message.c_str();
 }

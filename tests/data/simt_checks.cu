@@ -58,6 +58,28 @@ __global__ void lost(int* out) {  // never run on a GPU
   out[threadIdx.x] = 1;
 }
 
+// Half of a warp, while the others wait for the block.
+__global__ void half_of_a_warp(int* out) {
+  if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(0xffffu, int(threadIdx.x), 1);
+  __syncthreads();
+  if (threadIdx.x >= 16) out[threadIdx.x] = __shfl_sync(0xffff0000u, int(threadIdx.x), -1);
+}
+
+__global__ void deep(int* out) {  // 300 KB of its own
+  volatile float numbers[75'000];
+  for (int i = 0; i < 75'000; ++i) numbers[i] = i;
+  out[threadIdx.x] = static_cast<int>(numbers[threadIdx.x]);
+}
+
+__global__ void at(int* out, int place) { out[place] = 1; }
+
+#ifndef __CUDACC__
+__global__ void throws(int*) {
+  if (threadIdx.x == 3) throw std::runtime_error("thread 3");
+}
+__global__ void launches(int* out) { launch(counts, 1, 1, out); }
+#endif
+
 extern "C" const char* check(const int* which, int* out, int n) {
   return report([&] {
     DeviceArray<int> result(out, n);
@@ -86,6 +108,38 @@ extern "C" const char* check(const int* which, int* out, int n) {
       case 7:
         launch(counts, 1, 1025, result.get());
         break;
+      case 8:
+        launch(half_of_a_warp, 1, 32, result.get());
+        break;
+      case 9:
+        launch(deep, 1, 32, result.get());
+        break;
+      case 10:
+        launch(counts, dim3(1, 65536), 1, result.get());
+        break;
+      case 11:
+        launch(counts, 0, 1, result.get());
+        break;
+      case 12:
+        launch(counts, 1, dim3(2147483664u, 2), result.get());
+        break;
+#ifndef __CUDACC__
+      case 13:
+        launch(throws, 1, 32, result.get());
+        break;
+      case 14:
+        launch(launches, 1, 1, result.get());
+        break;
+      case 15:
+        launch(at, 1, 1, result.get(), n);
+        break;
+      case 16:
+        launch(at, 1, 1, result.get(), -1);
+        break;
+      case 17:
+        DeviceArray<int>(n).copy_to(out);
+        return;
+#endif
     }
     result.copy_to(out);
   });

@@ -157,7 +157,10 @@ def _compiled(source: Path, device: str) -> Path:
             "-fPIC",
         ]
     else:
-        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-fPIC", "-x", "c++"]
+        compiler = os.environ.get("CXX", "c++")
+        command = [compiler, "-std=c++20", "-O2", "-fPIC", "-x", "c++"]
+        if _is_gcc(compiler):  # or the __shared__ of two templates of one name would be one, in all libraries
+            command.append("-fno-gnu-unique")
     command += ["-shared", "-I", str(REPOSITORY / "course" / "kernels"), "-o", str(library), str(source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -166,6 +169,15 @@ def _compiled(source: Path, device: str) -> Path:
     if done.returncode:
         raise Error(f"{source.name} does not compile:\n{done.stdout}{done.stderr}")
     return library
+
+
+@functools.lru_cache
+def _is_gcc(compiler: str) -> bool:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    except OSError:
+        return False
+    return "Free Software Foundation" in done.stdout
 
 
 @functools.lru_cache(maxsize=1)
