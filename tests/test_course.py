@@ -324,6 +324,14 @@ def test_a_kernel_that_does_not_compile_is_told_with_its_file(tmp_path: Path) ->
         lab.Kernels(source, "cpu")
 
 
+def test_files_of_one_name_are_two_libraries(tmp_path: Path) -> None:
+    for name, number in (("same.cu", 1), ("same.cpp", 2), ("there/same.cu", 3)):
+        source = tmp_path / name
+        source.parent.mkdir(exist_ok=True)
+        source.write_text(f'extern "C" int number() {{ return {number}; }}')
+        assert lab.Kernels(source, "cpu").library.number() == number
+
+
 def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "right.cu"
     source.write_text("")

@@ -143,7 +143,8 @@ def _as_c(argument: Any) -> Any:
 @functools.lru_cache
 def _compiled(source: Path, device: str) -> Path:
     """The shared library of a .cpp or .cu file, in a folder that goes when the process does."""
-    library = Path(_build_folder().name) / f"{source.stem}-{device}.so"
+    # A folder for each: a library that has the path of a loaded one would not be loaded.
+    library = Path(tempfile.mkdtemp(dir=_build_folder().name)) / f"{source.stem}-{device}.so"
     if device == "cuda":
         nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
         nvcc = nvcc or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
