@@ -14,8 +14,9 @@ constexpr int kTile = 16;  // queries of a block, and keys of a tile
 
 __global__ void flash_kernel(const float* q, const float* k, const float* v, float* out, int* visited, int rows,
                              int context) {
-  __shared__ float queries[kTile][kDim], keys[kTile][kDim + 1], values[kTile][kDim], weights[kTile][kTile];
-  // Your turn. Queries blockIdx.x * 16 and up; visited[blockIdx.x] is the number of tiles.
+  // Your turn. Queries blockIdx.x * 16 and up; visited[blockIdx.x] is the number of tiles. Shared memory is declared
+  // with
+  //   __shared__ float queries[kTile][kDim], keys[kTile][kDim + 1], values[kTile][kDim], weights[kTile][kTile];
 }
 
 // What the test calls.
