@@ -99,7 +99,15 @@ def test_what_goes_wrong_in_a_kernel_is_told(checks: Kernels, which: int, proble
 
 @pytest.mark.cpu_only
 def test_memory_that_nobody_filled_is_not_zero(checks: Kernels) -> None:
-    np.testing.assert_array_equal(run(checks, 17, zeros(3)), [-1, -1, -1])
+    found = run(checks, 17, zeros(3))
+    assert (found < 0).all()
+    assert np.isnan(found.view(np.float32)).all()
+
+
+@pytest.mark.cpu_only
+def test_a_calculation_behind_the_end_is_seen_although_it_gives_nan(checks: Kernels) -> None:
+    with pytest.raises(Error, match="wrote behind the end"):
+        run(checks, 18, zeros(5))
 
 
 @pytest.mark.cpu_only
