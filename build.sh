@@ -153,6 +153,8 @@ else
   mapfile -t requirements < <(build_requirements && cublas_requirement)
   # The pip that comes with an older Python does not know -C.
   pip install "pip>=23.1" "${requirements[@]}" "cmake>=3.26" "ninja>=1.11"
+  # CMake would keep the GPUs of the build before, whatever CUDAARCHS says now.
+  [[ ! -e $ROOT/build/dev/CMakeCache.txt ]] || sed -i 's/^\(CMAKE_CUDA_ARCHITECTURES:[A-Z]*=\).*/\1/' "$ROOT/build/dev/CMakeCache.txt"
   # Without build isolation the paths stay the same from build to build, and ninja recompiles what changed only.
   PATH="$VENV/bin:$PATH" run_logged build "$PY" -m pip --disable-pip-version-check install -v --no-build-isolation \
     -Cbuild-dir="$ROOT/build/dev" -e "$ROOT"

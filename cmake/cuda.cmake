@@ -103,6 +103,7 @@ macro(tv_choose_architectures nvcc)
       message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: \"${arch}\" is not one that this nvcc compiles for (${tv_known})")
     endif()
   endforeach()
+  set(CMAKE_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING "GPUs to compile for" FORCE)
 endmacro()
 
 set(tv_cuda OFF)
