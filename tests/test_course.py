@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -283,14 +284,35 @@ def test_wrong_use_is_told(arguments: list[str], problem: str, capsys: pytest.Ca
 
 
 def test_a_figure_that_cannot_be_written_is_one_sentence(
-    bundled_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    require_package("matplotlib")
-    assert main(["6", "--device", "cpu", "--figure", str(tmp_path / "no" / "x.svg")]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "x.svg" in error
-    assert "Traceback" not in error
+    (tmp_path / "folder.svg").mkdir()
+    for name in ("no/x.svg", "folder.svg", "x.png", ""):
+        assert main(["6", "--device", "cpu", "--figure", str(tmp_path / name) if name else ""]) == 1
+        printed = capsys.readouterr()
+        assert printed.err.startswith(f"error: --figure {tmp_path / name if name else ''}")
+        assert printed.out == "", "the experiment ran in vain"
+
+
+def test_without_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiny_vllm._core.cuda_devices", lambda: ([], "there is no driver"))
+    assert main(["6", "--device", "cuda"]) == 1
+    assert capsys.readouterr() == ("", "error: --device cuda: there is no driver\n")
+
+
+def test_a_terminal_without_its_letters_and_a_reader_who_leaves(bundled_folder: Path) -> None:
+    command = [sys.executable, "-m", "tiny_vllm.course"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  23  Where to go next\n" in done.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*command, "2"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 
 from tiny_vllm import _core
-from tiny_vllm.course.lab import JOURNEY, chapters, draw_figure, load, title
+from tiny_vllm.course.lab import JOURNEY, chapters, check_figure, draw_figure, load
 from tiny_vllm.errors import Error
 
 
@@ -36,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     wanted = parser.parse_args(arguments)
     if wanted.chapter is None:
-        if wanted.figure:
+        if wanted.figure is not None:
             parser.error("--figure needs a chapter")
         parser.print_help()
         return 0
@@ -44,17 +46,44 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in (*known, JOURNEY):
         parser.error(f"there is no experiment {wanted.chapter!r}; there are {_ranges(known)} and {JOURNEY}")
     device = wanted.device
+    gpus, why_none = _core.cuda_devices()
     if device == "auto":
-        device = "cuda" if _core.cuda_devices()[0] else "cpu"
+        device = "cuda" if gpus else "cpu"
     try:
+        if device == "cuda" and not gpus:
+            raise Error(f"--device cuda: {why_none}")
+        if wanted.figure is not None:
+            check_figure(wanted.figure)  # before the experiment: some take a minute
         chapter = load(name)
         data = chapter.run(device)
-        if wanted.figure:
+        if wanted.figure is not None:
             draw_figure(chapter, data, wanted.figure)
+    except BrokenPipeError:
+        raise  # nobody reads any more
     except (Error, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def script() -> int:
+    """`main` in a process of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # "?" for "≈" where the terminal has no such letter
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as of `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+        return 1
+    except OSError as error:  # the disk is full
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -69,4 +98,4 @@ def _ranges(numbers: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script())

@@ -6,6 +6,7 @@ import ast
 import ctypes
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -191,14 +192,21 @@ def _build_folder() -> tempfile.TemporaryDirectory[str]:
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#718096"
 
 
+def check_figure(path: str) -> None:
+    """Raises Error if no figure can be drawn there."""
+    if Path(path).suffix != ".svg":
+        raise Error(f"--figure {path}: the name must end in .svg")
+    if Path(path).is_dir() or not os.access(Path(path).parent, os.W_OK):
+        raise Error(f"--figure {path}: no file can be written there")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Error("figures need matplotlib: ./build.sh course")
+
+
 def draw_figure(chapter: Chapter, data: Data, path: str) -> None:
     """Writes the figure as SVG, on white, with its numbers inside as JSON (the metadata's description)."""
-    try:
-        from cycler import cycler
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Error("figures need matplotlib: ./build.sh course") from None
+    from cycler import cycler
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     style = {
         "svg.fonttype": "none",
