@@ -17,6 +17,10 @@ def attention(q: Any, k: Any, v: Any, kind: str) -> Any:
         hidden = np.triu(np.ones((rows, rows), bool), 2)
     if kind == "last two rows":
         hidden[-2] = False
+    if kind == "first row, second token":
+        hidden[0, 1] = False
+    if kind == "first row, last token":
+        hidden[0, -1] = False
     if kind == "window":  # sees the last 3, itself included
         hidden |= ~np.triu(np.ones((rows, rows), bool), -2)
     if kind == "score 0":
@@ -41,7 +45,17 @@ def test_honest_ones_are_cleared(exercise: Exercise, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["no mask", "one too many", "score 0", "weight 0", "value shift", "last two rows"]
+    "kind",
+    [
+        "no mask",
+        "one too many",
+        "score 0",
+        "weight 0",
+        "value shift",
+        "last two rows",
+        "first row, second token",
+        "first row, last token",
+    ],
 )
 def test_others_are_found(exercise: Exercise, kind: str) -> None:
     looks_ahead = exercise.python("looks_ahead.py").looks_ahead

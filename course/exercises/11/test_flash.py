@@ -10,13 +10,17 @@ TILE = 16
 
 
 @pytest.mark.parametrize(("rows", "context"), [(1, 1), (16, 16), (20, 20), (1, 33), (5, 40), (33, 50)])
-@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize("size", [1.0, 30.0, -1000.0])
 def test_rows(exercise: Exercise, rows: int, context: int, size: float) -> None:
     rng = np.random.default_rng(context)
     room = context + TILE
     q = (size * rng.standard_normal((rows, 64))).astype(np.float32)
+    if size < 0:
+        q = -abs(q)  # with keys above 0, all scores of a row are far below 0
     k, v = np.full((2, room, 64), np.nan, np.float32)
     k[:context], v[:context] = rng.standard_normal((2, context, 64))
+    if size < 0:
+        k = abs(k)
     out = np.full_like(q, np.nan)
     visited = np.full(-(-rows // TILE), -1, np.int32)
     exercise.kernels("flash.cu")("flash", q, k, v, out, visited, rows, context, room)

@@ -19,6 +19,7 @@ def test_it_is_exact_far_from_the_top(exercise: Exercise, shift: float) -> None:
         assert value == pytest.approx(expected - log_sum, rel=1e-9)
         assert place == rank
     assert logprob(logits, 4) == (-math.inf, 5)
+    assert logits[0] == shift, "the caller's logits have been changed"
 
 
 def test_a_long_text_has_a_small_probability_and_not_none(exercise: Exercise) -> None:

@@ -21,6 +21,18 @@ def test_the_token_that_reaches_p_is_kept(exercise: Exercise, p: float, kept: li
     assert top_p(HALVES - np.float32(1000), p) == kept  # e^-1000 is 0
 
 
+def test_exactly_p_is_enough(exercise: Exercise) -> None:
+    quarters = np.zeros(4, np.float32)
+    top_p = exercise.python("top_p.py").top_p
+    assert [len(top_p(quarters, p)) for p in (0.25, 0.5, 0.75)] == [1, 2, 3]
+
+
+def test_the_logits_stay_as_they_were(exercise: Exercise) -> None:
+    logits = np.array([1, 3, 2], np.float32)
+    exercise.python("top_p.py").top_p(logits, 0.5)
+    assert logits.tolist() == [1, 3, 2]
+
+
 def test_what_has_no_probability_is_never_kept(exercise: Exercise) -> None:
     logits = np.array([-np.inf, 2, -np.inf, 1, -np.inf], np.float32)
     assert exercise.python("top_p.py").top_p(logits, 1.0) == [1, 3]

@@ -46,3 +46,13 @@ def test_what_does_not_fit_changes_nothing(exercise: Exercise) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the message is the reader's
         cache.attend(three, three, three)
     np.testing.assert_allclose(cache.attend(row, row, 3 * row), 2 * row)  # the mean of 1 and 3
+
+
+def test_two_caches_are_two(exercise: Exercise) -> None:
+    module = exercise.python("kv_cache.py")
+    first, second = module.KvCache(1, 2, 3), module.KvCache(1, 2, 3)
+    row = np.ones((1, 1, 2), np.float32)
+    found = first.attend(row, row, row)
+    np.testing.assert_allclose(second.attend(row, row, 5 * row), 5 * row)
+    np.testing.assert_allclose(first.attend(row, row, 3 * row), 2 * row)
+    np.testing.assert_allclose(found, row, err_msg="an earlier result has been changed")

@@ -46,11 +46,8 @@ class World:
         left = self.budget - len(decodes)
         while self.waiting and len(self.running) < self.seats and left > 0:
             self.running.append(self.waiting.pop(0))
-        running, waiting = (
-            [request.name for request in queue] for queue in (self.scheduler.running, self.scheduler.waiting)
-        )
-        assert running == [r.name for r in self.running], "`running`, as it is and as it should be"
-        assert waiting == [r.name for r in self.waiting], "`waiting`, as it is and as it should be"
+        assert list(self.scheduler.running) == self.running, "not who came first, or a seat is empty"
+        assert list(self.scheduler.waiting) == self.waiting
         for request in decodes:
             assert request in by_request, f"{request.name} reads, and gets no token"
             assert by_request[request].count == 1
@@ -158,3 +155,20 @@ def test_any_traffic(module: ModuleType, seed: int) -> None:
             world.step()
     world.run()
     assert len(world.ended) == arriving
+
+
+def test_what_remains_counts_and_not_the_prompt(module: ModuleType) -> None:
+    world = World(module, seats=8, budget=64)
+    world.add("oldest", 4000, 1)
+    world.add("almost", 70, 1)
+    for _ in range(2):
+        world.step()
+    world.add("shorter prompt", 40, 1)
+    assert world.step() == {"oldest": 32, "almost": 6, "shorter prompt": 26}
+
+
+def test_two_schedulers_are_two(module: ModuleType) -> None:
+    first, second = World(module, seats=2, budget=8), World(module, seats=2, budget=8)
+    first.add("a", 3, 2)
+    second.add("b", 4, 1)
+    assert (first.step(), second.step()) == ({"a": 3}, {"b": 4})

@@ -35,5 +35,5 @@ def test_as_many_steps_as_the_engine_takes(exercise: Exercise, policy: str, seed
     draw = random.Random(seed)
     lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 30))]
     seats = draw.randint(1, 6)
-    answer = getattr(exercise.python("steps.py"), f"{policy}_steps")(lengths, seats)
+    answer = getattr(exercise.python("steps.py"), f"{policy}_steps")(list(lengths), seats)
     assert answer == steps_of_engine(policy, lengths, seats)

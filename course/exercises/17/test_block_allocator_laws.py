@@ -33,7 +33,7 @@ class InCpp:
         table = np.full(count, -1, np.int32)
         if self.library.allocate(self.blocks, pointer(table), count):
             return table.tolist()
-        assert (table == -1).all(), "a refused call wrote to the table"
+        assert (table == -1).all(), "a refused call wrote into the table"
         return None
 
     def release(self, table: Sequence[int]) -> None:
@@ -87,9 +87,17 @@ def test_a_double_release_is_refused(make: Any) -> None:
     blocks.release(second)
     assert sorted(blocks.allocate(4)) == [0, 1, 2, 3]
     assert blocks.allocate(1) is None, "a block was given twice"
-    for wrong in ([-1], [4]):  # now each block that exists is owned
+    for wrong in ([-1], [-4], [4]):  # in Python, -1 is the last one of a list
         assert refuses(blocks, wrong), f"a release of {wrong} was not refused"
-    assert blocks.num_free() == 0
+
+
+def test_two_allocators_are_two(make: Any) -> None:
+    first, second = make(3), make(2)
+    table = first.allocate(3)
+    assert second.num_free() == 2
+    assert sorted(second.allocate(2)) == [0, 1]
+    first.release(table)
+    assert second.allocate(1) is None
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 64])

@@ -23,7 +23,7 @@ class Case:
         num_blocks = sum(needed) + 3
         order = rng.permutation(num_blocks)
         width = max(needed) + 1
-        self.tables = rng.integers(0, num_blocks, (len(contexts), width)).astype(np.int32)
+        self.tables = np.full((len(contexts), width), -(2**30), np.int32)  # no such block: do not look there
         shape = (num_blocks, kv_heads, block_size, dim)
         self.keys, self.values = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
         self.query = (scale * rng.standard_normal((len(contexts), heads, dim))).astype(np.float32)
@@ -83,10 +83,22 @@ def test_query_heads_share_a_kv_head(library: Any, heads: int, kv_heads: int) ->
     Case([6, 11], heads=heads, kv_heads=kv_heads, dim=64, block_size=4).check(library)
 
 
-def test_a_wide_head(library: Any) -> None:
-    Case([9, 3], heads=2, kv_heads=1, dim=128, block_size=8).check(library)
+@pytest.mark.parametrize("dim", [96, 128])
+def test_a_wide_head(library: Any, dim: int) -> None:
+    Case([9, 3], heads=2, kv_heads=1, dim=dim, block_size=8).check(library)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 33, 200])
+def test_any_head_on_a_cpu(exercise: Exercise, dim: int) -> None:
+    Case([9, 3], heads=2, kv_heads=1, dim=dim, block_size=4).check(exercise.kernels("paged_attention.cpp"))
+
+
+def test_a_long_context(library: Any) -> None:
+    Case([2, 3000], heads=1, kv_heads=1, dim=32, block_size=16).check(library)
 
 
 @pytest.mark.parametrize("scale", [100, 1000])
 def test_large_scores(library: Any, scale: float) -> None:
-    Case([12, 7, 1, 1], heads=4, kv_heads=4, dim=32, block_size=4, scale=scale).check(library)
+    Case([12, 7], heads=2, kv_heads=2, dim=32, block_size=4, scale=scale).check(library)
+    # Some of these contexts have scores far below 0, and no others.
+    Case([1, 1, 2, 1, 1, 2], heads=2, kv_heads=2, dim=32, block_size=4, scale=scale).check(library)

@@ -71,6 +71,7 @@ def test_who_has_been_cached_for_longest_goes_first(make: Any) -> None:
     cache.share(b)  # somebody uses b again
     cache.release(b)
     assert cache.counts() == (2, 2, 0)
+    assert cache.find([1] * 5) == a, "to look for something changes nothing"
     held = cache.allocate(3)
     assert a[0] in held
     assert cache.find([1] * 5) == [], "its content has gone with it"

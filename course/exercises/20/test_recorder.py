@@ -37,6 +37,14 @@ def test_first_second_and_later_steps(exercise: Exercise) -> None:
     assert recorder.step(9, 3, 0) == "as it is"  # too many rows to be recorded, ever
 
 
+def test_two_recorders_are_two(exercise: Exercise) -> None:
+    module = exercise.python("recorder.py")
+    first, second = module.Recorder(SIZES), module.Recorder((4,))
+    for expected in ("as it is", "recorded", "replayed"):
+        assert first.step(3, 1, 0) == expected
+        assert second.step(3, 1, 0) == expected
+
+
 def test_a_move_ends_all_recordings(exercise: Exercise) -> None:
     recorder = new_recorder(exercise)
     for rows in (1, 1, 1, 4, 4):

@@ -27,6 +27,7 @@ def test_ends(
 
 def test_idle(exercise: Exercise) -> None:
     idle = exercise.python("step_ahead.py").idle
+    assert idle([], [], True) == 0
     assert idle([1, 1, 1], [5, 5, 5], False) == pytest.approx(3)
     assert idle([1, 1, 1], [5, 5, 5], True) == pytest.approx(1)  # before the first step
     assert idle([1, 1, 9, 1], [4, 4, 4, 4], True) == pytest.approx(6)

@@ -20,13 +20,22 @@ REPORT = {
         row("batch 8, 128-token prompts, 256 new: decode alone", 8_000.0),  # 1 ms a step
         row("batch 64, 128-token prompts, 256 new: decode alone", 32_000.0),  # 2 ms
         row("batch 256, 128-token prompts, 256 new: decode alone", 64_000.0),  # 4 ms
+        row("batch 512, 128-token prompts, 256 new: decode alone", 60_000.0),  # 8.5 ms, and dearer
         row("batch 256, 128-token prompts, 256 new: whole run", 50_000.0),
+        row("batch 16, 1024-token prompts, 256 new: decode alone", 99_000.0),
+        row("batch 32, 128-token prompts, 64 new: decode alone", 99_000.0),
+        row("batch 128, 128-token prompts, 256 new: decode alone, profiled", 99_000.0),
     ]
 }
 
 
 def test_rates(exercise: Exercise) -> None:
-    assert exercise.python("cost.py").decode_rates(REPORT) == {8: 8000.0, 64: 32000.0, 256: 64000.0}
+    assert exercise.python("cost.py").decode_rates(REPORT) == {
+        8: 8000.0,
+        64: 32000.0,
+        256: 64000.0,
+        512: 60000.0,
+    }
 
 
 def test_a_million(exercise: Exercise) -> None:

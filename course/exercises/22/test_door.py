@@ -119,3 +119,21 @@ def test_nobody_overtakes(exercise: Exercise) -> None:
         assert house.entered == ["a", "b", "c"]
 
     run(test)
+
+
+def test_two_doors_are_two(exercise: Exercise) -> None:
+    async def test() -> None:
+        module, leave = exercise.python("door.py"), asyncio.Event()
+        first, second = module.Door(inside=1, waiting=1), module.Door(inside=1, waiting=1)
+
+        async def visit(door: Any) -> None:
+            async with door:
+                await leave.wait()
+
+        tasks = [asyncio.create_task(visit(door)) for door in (first, first, second, second)]
+        await settle()
+        assert not any(task.done() for task in tasks)
+        leave.set()
+        await asyncio.gather(*tasks)
+
+    run(test)

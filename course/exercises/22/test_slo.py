@@ -46,6 +46,12 @@ def test_a_gap_in_the_middle_is_in_the_percentile_and_not_in_the_mean(exercise: 
     assert summary.gap_50 == pytest.approx(0.01)
 
 
+def test_many_quick_gaps_do_not_hide_a_slow_one(exercise: Exercise) -> None:
+    slo = exercise.python("slo.py")
+    summary = slo.summary([slo.Record(0.0, [0.1, 0.2, 0.3, 1.8])], most_ttft=0.5, most_gap=0.2)
+    assert summary.goodput == 0  # the mean is 0.57; the median would be 0.1
+
+
 def test_refused_requests_make_the_time_no_shorter(exercise: Exercise) -> None:
     slo = exercise.python("slo.py")
     records = [slo.Record(0.0, [], finished=False), slo.Record(9.0, [9.5, 10.0])]

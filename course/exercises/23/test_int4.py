@@ -24,6 +24,7 @@ def test_the_error_is_at_most_half_a_scale(exercise: Exercise, group: int) -> No
     packed, scales = int4.quantise(weight, group)
     assert packed.shape == (192, 288)
     assert scales.shape == (192, 576 // group)
+    assert scales.dtype == np.float32
     near = int4.dequantise(packed, scales)
     assert near.dtype == np.float32
     error = np.abs(near - weight).reshape(192, -1, group)
