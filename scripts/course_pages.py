@@ -43,18 +43,24 @@ CUDA_REPORT = ROOT / "benchmarks" / "results" / "course_cuda.json"
 LANGUAGES = {".cpp": "cpp", ".h": "cpp", ".cu": "cpp", ".py": "python", ".sh": "bash", ".json": "json"}
 MOST_LINES = 60  # of a quote: longer ones are not read
 
+# What this script writes below a quote: a block that ends at its own fence, and a link that says lines.
+# Nothing else may be taken for it, because it is written anew.
+_BODY = (
+    r"\n?(?P<fence>`{3,})\w*\n(?:(?!(?P=fence)$).*\n)*(?P=fence)\n"
+    r"\n?\[[^\]\n]*, lines? [^\]\n]*\]\([^)\n]*#L[^)\n]*\)\n"
+)
 _QUOTE = re.compile(
     r'^<!-- quote (?P<file>\S+) (?:"(?P<within>[^\n]+?)" > )?"(?P<first>[^\n]+?)"'
-    r'(?: \.\. "(?P<last>[^\n]+?)")? -->\n'
-    r"(?P<body>\n?```\w*\n.*?^```\n\n?\[[^\]]*\]\([^)]*\)\n)?",
-    re.MULTILINE | re.DOTALL,
+    rf'(?: \.\. "(?P<last>[^\n]+?)")? -->\n(?P<body>{_BODY})?',
+    re.MULTILINE,
 )
+_CODE = re.compile(r"^(?P<code>`{3,})[^`\n]*\n(?:.*\n)*?(?P=code)$", re.MULTILINE)
 _LINE_LINK = re.compile(
     r'\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)#L(?P<line>\d+)(?: "(?P<title>[^"]+)")?\)'
 )
 _OUTPUT = re.compile(
-    r"^<!-- output(?P<device> cuda)?: (?P<title>[^\n]+?) -->\n(?P<body>```text\n.*?^```\n)?",
-    re.MULTILINE | re.DOTALL,
+    r"^<!-- output(?P<device> cuda)?: (?P<title>[^\n]+?) -->\n(?P<body>```text\n(?:(?!```$).*\n)*```\n)?",
+    re.MULTILINE,
 )
 
 
@@ -145,18 +151,22 @@ def _with_quotes(page: Path, text: str, root: Path) -> str:
         target = os.path.relpath(root / match["file"], page.parent)
         directive = match[0].splitlines()[0]
         language = LANGUAGES.get(Path(match["file"]).suffix, "text")
+        fence = "`" * max(3, 1 + max(map(len, re.findall(r"^`{3,}", code, re.MULTILINE)), default=0))
         where = f"line {begin}" if begin == end else f"lines {begin}–{end}"
         anchor = f"#L{begin}" if begin == end else f"#L{begin}-L{end}"
-        return f"{directive}\n```{language}\n{code}\n```\n\n[{match['file']}, {where}]({target}{anchor})\n"
+        link = f"[{match['file']}, {where}]({target}{anchor})"
+        return f"{directive}\n{fence}{language}\n{code}\n{fence}\n\n{link}\n"
 
     result, count = _QUOTE.subn(fresh, text)
-    if count != len(re.findall(r"^<!-- quote", text, re.MULTILINE)):
+    if count != len(re.findall(r"<!--\s*quote", _CODE.sub("", text), re.IGNORECASE)):
         raise Stale("a quote is not written as scripts/course_pages.py --help says")
     return result
 
 
 def _with_line_links(page: Path, text: str, root: Path) -> str:
     def fresh(match: re.Match[str]) -> str:
+        if "://" in match["target"]:
+            return match[0]  # of another repository
         file = os.path.relpath((page.parent / match["target"]).resolve(), root)
         if not match["title"]:
             raise Stale(f"the link to {file}#L{match['line']} has no title with the line's text")
@@ -167,23 +177,33 @@ def _with_line_links(page: Path, text: str, root: Path) -> str:
             line = _only_line(path.read_text(encoding="utf-8").splitlines(), match["title"]) + 1
         except Stale as problem:
             raise Stale(f"{file}: {problem}") from None
-        shown = re.sub(r":\d+", f":{line}", match["text"])
+        shown = re.sub(r"(\.\w+):\d+", rf"\1:{line}", match["text"])
         return f'[{shown}]({match["target"]}#L{line} "{match["title"]}")'
 
-    return _LINE_LINK.sub(fresh, text)
+    result, count = _LINE_LINK.subn(fresh, text)
+    if count != len(re.findall(r"\]\([^)#\s]+#L\d", text)):
+        raise Stale("a link to a line is not written as scripts/course_pages.py --help says")
+    return result
 
 
 def fresh_page(page: Path, root: Path = ROOT) -> str:
     """The page as it should be. Raises Stale, which names the page."""
-    text = page.read_text(encoding="utf-8")
+    text = _with_last_newline(page.read_text(encoding="utf-8"))
+    parts, end = [], 0
     try:
         text = _with_quotes(page, text, root)
         # Not in code, and not the links below quotes.
-        parts = re.split(r"(^```(?s:.*?)^```$|^\[[^\]]*, lines? [^\]]*\]\(.*\)$)", text, flags=re.MULTILINE)
-        parts[::2] = [_with_line_links(page, part, root) for part in parts[::2]]
+        for match in re.finditer(f"{_QUOTE.pattern}|{_CODE.pattern}", text, re.MULTILINE):
+            parts += [_with_line_links(page, text[end : match.start()], root), match[0]]
+            end = match.end()
+        parts.append(_with_line_links(page, text[end:], root))
     except Stale as problem:
         raise Stale(f"{page.relative_to(root)}: {problem}") from None
     return "".join(parts)
+
+
+def _with_last_newline(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
 
 
 def output_sections(name: str) -> dict[str, str]:
@@ -215,11 +235,21 @@ def without_measures(text: str) -> str:
 
 def shown_outputs(text: str, device: str) -> dict[str, str]:
     """What a chapter says is printed on this device, by heading."""
+    _check_outputs(text)
     return {
         m["title"]: (m["body"] or "").removeprefix("```text\n").removesuffix("\n```\n")
         for m in _OUTPUT.finditer(text)
         if (m["device"] is not None) == (device == "cuda")
     }
+
+
+def _check_outputs(text: str) -> None:
+    found = [(m["device"], m["title"]) for m in _OUTPUT.finditer(text)]
+    if len(found) != len(re.findall(r"<!--\s*output", _CODE.sub("", text), re.IGNORECASE)):
+        raise Stale("an output is not written as scripts/course_pages.py --help says")
+    for device, title in found:
+        if found.count((device, title)) > 1:
+            raise Stale(f'"{title}" is shown twice')
 
 
 def with_outputs(text: str, cpu: dict[str, str], cuda: dict[str, str]) -> str:
@@ -231,6 +261,8 @@ def with_outputs(text: str, cpu: dict[str, str], cuda: dict[str, str]) -> str:
             raise Stale(f'nothing is printed under "{match["title"]}"; there is {", ".join(sections)}')
         return f"{match[0].splitlines()[0]}\n```text\n{sections[match['title']]}\n```\n"
 
+    text = _with_last_newline(text)
+    _check_outputs(text)
     return _OUTPUT.sub(fresh, text)
 
 

@@ -180,7 +180,13 @@ def test_a_change_of_the_code_makes_a_page_stale(small: Path) -> None:
         ('<!-- quote cpp/numbers.cpp "int four(" -->\n', 'no line has "int four("'),
         ('<!-- quote cpp/numbers.cpp "int " -->\n', 'lines have "int "'),
         ("<!-- quote cpp/numbers.cpp int -->\n", "is not written as"),
+        ('  <!-- quote cpp/numbers.cpp "int twice(" -->\n', "is not written as"),
+        ('<!--quote cpp/numbers.cpp "int twice(" -->\n', "is not written as"),
         ("[x](cpp/numbers.cpp#L2)\n", "has no title"),
+        ("[the function, line 2](cpp/numbers.cpp#L2)\n", "has no title"),
+        ("[x](cpp/numbers.cpp#L2-L5)\n", "a link to a line is not written as"),
+        ("[x](cpp/numbers.cpp#L2 'int twice(')\n", "a link to a line is not written as"),
+        ('[a[3]](cpp/numbers.cpp#L2 "int twice(")\n', "a link to a line is not written as"),
         ('[x](cpp/numbers.cpp#L2 "int four(")\n', 'no line has "int four("'),
         ('[x](cpp/gone.cpp#L2 "int")\n', "cpp/gone.cpp is not there"),
     ],
@@ -194,6 +200,47 @@ def test_what_vanished_is_named(small: Path, text: str, problem: str) -> None:
 def test_a_link_to_a_line_follows_the_line(small: Path) -> None:
     text = 'See [numbers.cpp:99](cpp/numbers.cpp#L99 "int thrice(int x)").\n'
     assert fresh(small, text) == 'See [numbers.cpp:7](cpp/numbers.cpp#L7 "int thrice(int x)").\n'
+
+
+def test_only_the_line_number_changes_in_a_link() -> None:
+    pattern = "[At 10:30, {0}:{1}]({0}#L{1} {2}) and [theirs](https://github.com/a/b/blob/main/c.h#L7)\n"
+    file = "scripts/course_pages.py"
+    page = steps.ROOT / "page.md"
+    fresh_text = course_pages._with_line_links(page, pattern.format(file, 999, '"def pages("'), steps.ROOT)
+    line = 1 + (steps.ROOT / file).read_text(encoding="utf-8").splitlines().index(
+        "def pages(root: Path = ROOT) -> list[Path]:"
+    )
+    assert fresh_text == pattern.format(file, line, '"def pages("')
+
+
+@pytest.mark.parametrize("newline", ["", "\n"])
+def test_what_is_not_the_scripts_own_stays(small: Path, newline: str) -> None:
+    mine = "```bash\nmine\n```\n\nProse.\n\n```text\nx\n```\n\n[a link](page.py)"
+    text = fresh(small, f'<!-- quote cpp/numbers.cpp "int once" -->\n{mine}{newline}')
+    assert text.endswith(f"(cpp/numbers.cpp#L8)\n{mine}\n")
+    assert fresh(small, text.rstrip("\n")) == text
+    quote = fresh(small, '<!-- quote cpp/numbers.cpp "int once" -->')
+    assert fresh(small, quote.rstrip("\n")) == quote, "it was written a second time"
+
+
+def test_a_quote_may_have_a_fence_in_it(small: Path) -> None:
+    (small / "page.py").write_text('X = """\n```\nx\n```\n"""\n')
+    text = fresh(small, '<!-- quote page.py "X =" .. "x" -->\nMore.\n')
+    assert '````python\nX = """\n```\nx\n````\n\n[page.py, lines 1–3](page.py#L1-L3)\nMore.\n' in text
+    assert fresh(small, text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- output: A -->\n```text\n1\n```\n<!-- output: A -->\n```text\n2\n```\n",
+        "<!-- output A -->\n",
+        " <!-- output: A -->\n",
+    ],
+)
+def test_an_output_that_nobody_would_compare_is_told(text: str) -> None:
+    with pytest.raises(course_pages.Stale):
+        course_pages.shown_outputs(text, "cpu")
 
 
 # ---- experiments and figures
