@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tiny_vllm._core import cuda_devices
 from tiny_vllm.course.lab import Kernels
 from tiny_vllm.errors import Error
 
@@ -24,6 +25,12 @@ SOLUTIONS = EXERCISES.parent / "solutions"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--solution", action="store_true", help="test the solutions instead of your files")
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    gpus, why_none = cuda_devices()
+    if config.getoption("--device") == "cuda" and not gpus:
+        raise pytest.UsageError(f"--device cuda: {why_none}")
 
 
 class Exercise:

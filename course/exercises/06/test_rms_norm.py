@@ -9,14 +9,15 @@ from conftest import Exercise
 EPS = 1e-5
 
 
+# The longest rows first: what they leave in shared memory is there when a shorter row has fewer numbers.
 @pytest.mark.parametrize("threads", [32, 96, 256, 1024])
-@pytest.mark.parametrize("dim", [1, 31, 576, 2049])
+@pytest.mark.parametrize("dim", [2049, 576, 31, 1])
 def test_rows_are_normalised(exercise: Exercise, dim: int, threads: int) -> None:
     rng = np.random.default_rng(dim)
     x = rng.standard_normal((4, dim)).astype(np.float32)
+    x[0] = 0  # a row of zeros, for which there is eps
     x[1] *= 1000  # an outlier among rows
-    x[2] = 0  # a row of zeros, for which there is eps
-    x[3] /= 300  # and one whose mean of squares is about eps
+    x[2] *= 0.001  # and one where eps is most of the mean
     weight = rng.standard_normal(dim).astype(np.float32)
     out = np.full_like(x, np.nan)
     exercise.kernels("rms_norm.cu")("rms_norm", x, weight, EPS, out, *x.shape, threads)

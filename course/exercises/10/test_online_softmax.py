@@ -70,7 +70,8 @@ def test_nothing_seen_gives_zeros(exercise: Exercise, keys: int) -> None:
 def test_a_broken_score_is_seen(exercise: Exercise, place: int) -> None:
     scores, values = case(4, 1)
     scores[place] = np.nan
-    assert np.isnan(weighted_mean(exercise, scores, values)).all()
+    found = weighted_mean(exercise, scores, values)
+    assert np.isnan(found).all(), f"score {place} of 4 is NaN, and the result is {found}"
 
 
 def test_two_rows_in_turns(exercise: Exercise) -> None:

@@ -7,8 +7,9 @@ import pytest
 from conftest import Exercise
 
 
+# The longest rows first: what they leave in shared memory is there when a shorter row has fewer numbers.
 @pytest.mark.parametrize("threads", [32, 96, 1024])
-@pytest.mark.parametrize("n", [1, 40, 1000])
+@pytest.mark.parametrize("n", [1000, 40, 1])
 def test_rows(exercise: Exercise, n: int, threads: int) -> None:
     rng = np.random.default_rng(n)
     x = rng.standard_normal((6, n)).astype(np.float32)

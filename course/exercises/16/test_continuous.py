@@ -46,8 +46,11 @@ class World:
         left = self.budget - len(decodes)
         while self.waiting and len(self.running) < self.seats and left > 0:
             self.running.append(self.waiting.pop(0))
-        assert list(self.scheduler.running) == self.running, "not who came first, or a seat is empty"
-        assert list(self.scheduler.waiting) == self.waiting
+        running, waiting = (
+            [request.name for request in queue] for queue in (self.scheduler.running, self.scheduler.waiting)
+        )
+        assert running == [r.name for r in self.running], "`running`, as it is and as it should be"
+        assert waiting == [r.name for r in self.waiting], "`waiting`, as it is and as it should be"
         for request in decodes:
             assert request in by_request, f"{request.name} reads, and gets no token"
             assert by_request[request].count == 1

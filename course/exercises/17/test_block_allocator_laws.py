@@ -89,6 +89,7 @@ def test_a_double_release_is_refused(make: Any) -> None:
     assert blocks.allocate(1) is None, "a block was given twice"
     for wrong in ([-1], [-4], [4]):  # in Python, -1 is the last one of a list
         assert refuses(blocks, wrong), f"a release of {wrong} was not refused"
+    assert blocks.num_free() == 0
 
 
 def test_two_allocators_are_two(make: Any) -> None:

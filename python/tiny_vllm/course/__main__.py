@@ -8,7 +8,7 @@ import os
 import sys
 
 from tiny_vllm import _core
-from tiny_vllm.course.lab import JOURNEY, chapters, check_figure, draw_figure, load
+from tiny_vllm.course.lab import JOURNEY, chapters, check_figure, draw_figure, load, title
 from tiny_vllm.errors import Error
 
 
