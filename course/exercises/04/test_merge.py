@@ -38,6 +38,14 @@ def test_the_lowest_rank_comes_first(exercise: Exercise, word: bytes, pieces: li
     assert exercise.python("merge.py").merge(word, RANKS) == pieces
 
 
+def test_one_merge_at_a_time(exercise: Exercise) -> None:
+    ranks = {
+        (b"ab", b"a"): 0,
+        (b"a", b"b"): 1,
+    }  # the first a|b makes a pair with a lower rank than the second
+    assert exercise.python("merge.py").merge(b"abab", ranks) == [b"aba", b"b"]
+
+
 def test_words_are_cut_as_the_tokenizer_cuts_them(exercise: Exercise) -> None:
     folder = bundled_model_folder()
     tokenizer = Tokenizer.from_folder(folder)

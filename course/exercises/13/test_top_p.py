@@ -37,12 +37,16 @@ def test_what_has_no_probability_is_never_kept(exercise: Exercise) -> None:
     logits = np.array([-np.inf, 2, -np.inf, 1, -np.inf], np.float32)
     assert exercise.python("top_p.py").top_p(logits, 1.0) == [1, 3]
     assert exercise.python("top_p.py").top_p(logits, 1 - 1e-12) == [1, 3]
+    logits[4] = -40  # 1 + e^-42 is 1, but the token has a probability
+    assert exercise.python("top_p.py").top_p(logits, 1.0) == [1, 3, 4]
 
 
 def test_of_equal_tokens_the_lower_id_is_first(exercise: Exercise) -> None:
     logits = np.zeros(1000, np.float32)
     assert exercise.python("top_p.py").top_p(logits, 0.2495) == list(range(250))
     assert exercise.python("top_p.py").top_p(logits, 1.0) == list(range(1000))
+    logits[1::2] = 1
+    assert exercise.python("top_p.py").top_p(logits, 1.0) == [*range(1, 1000, 2), *range(0, 1000, 2)]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

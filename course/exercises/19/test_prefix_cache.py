@@ -88,6 +88,24 @@ def test_the_tail_goes_before_the_head(make: Any) -> None:
         assert cache.find([*tokens, 99]) == table[:left]
 
 
+def test_a_tail_without_its_head_is_not_found(make: Any) -> None:
+    cache = make(4, 4)
+    first = filled(cache, [1] * 4)
+    second = cache.allocate(2)  # of a request that began before the first one was done
+    cache.register(second, [1] * 8)
+    assert cache.find([1] * 9) == [first[0], second[1]]
+    cache.release(first)
+    assert first[0] in cache.allocate(2)
+    assert cache.find([1] * 9) == []
+
+
+def test_two_caches_are_two(make: Any) -> None:
+    first, second = make(4, 4), make(4, 4)
+    filled(first, [1] * 8)
+    assert second.find([1] * 9) == []
+    assert second.counts() == (4, 0, 0)
+
+
 def test_what_was_evicted_can_be_computed_again(make: Any) -> None:
     cache = make(2, 4)
     for _ in range(3):

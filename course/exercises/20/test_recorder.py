@@ -54,6 +54,7 @@ def test_a_move_ends_all_recordings(exercise: Exercise) -> None:
     assert recorder.step(1, 1, 1) == "replayed"
     assert recorder.step(8, 1, 2) == "as it is"
     assert recorder.step(4, 1, 2) == "recorded"
+    assert recorder.step(4, 1, 5) == "recorded"  # several moves at once
 
 
 def test_a_step_that_is_not_recorded_may_move_memory(exercise: Exercise) -> None:

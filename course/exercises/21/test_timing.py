@@ -61,3 +61,4 @@ def test_times_that_overlap_decide_nothing(exercise: Exercise) -> None:
     # The median is lower by a tenth, and still: the slowest run after was slower than the fastest before.
     assert verdict([10.0, 11.0, 12.0], [9.0, 9.9, 10.5]) == "cannot tell"
     assert verdict([10.0, 11.0], [11.0, 12.0]) == "cannot tell"
+    assert verdict([10.0, 11.0], [9.0, 10.0]) == "cannot tell"

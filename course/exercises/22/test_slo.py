@@ -12,7 +12,9 @@ def test_percentiles_are_values_that_were_seen(exercise: Exercise) -> None:
     assert percentile(values, 50) == 50.0
     assert percentile(values, 99) == 99.0
     assert percentile(values, 100) == 100.0
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    three = [3.0, 1.0, 2.0]
+    assert percentile(three, 50) == 2.0
+    assert three == [3.0, 1.0, 2.0], "the caller's list has been changed"
     assert percentile([7.0], 99) == 7.0
     assert percentile([1.0, 2.0], 0) == 1.0
     with pytest.raises(ValueError):  # noqa: PT011 - the message is the reader's
