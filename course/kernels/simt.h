@@ -301,8 +301,9 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block_shape, Arguments... arguments) {
   if (simt::in_a_kernel) throw std::runtime_error("launch: a kernel cannot launch another one");
   const uint64_t all = uint64_t(block_shape.x) * block_shape.y * block_shape.z;
-  if (all == 0 || block_shape.x > 1024 || block_shape.y > 1024 || block_shape.z > 64 || all > 1024)
-    throw std::runtime_error("launch: a block has 1 to 1024 threads, at most 64 of them along z");
+  if (all == 0 || block_shape.x > 1024 || block_shape.y > 1024 || all > 1024)
+    throw std::runtime_error("launch: a block has 1 to 1024 threads");
+  if (block_shape.z > 64) throw std::runtime_error("launch: a block has at most 64 threads along z");
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
     throw std::runtime_error("launch: a grid has 1 to 2147483647 blocks along x, 1 to 65535 along y and z");
   const std::lock_guard<std::mutex> lock(simt::one_launch);
