@@ -208,11 +208,15 @@ def _with_last_newline(text: str) -> str:
 
 def output_sections(name: str) -> dict[str, str]:
     """What the chapter's experiment prints on a CPU, by its headings."""
-    command = [sys.executable, "-m", "tiny_vllm.course", name, "--device", "cpu"]
+    return sections(_run_experiment(name))
+
+
+def _run_experiment(name: str, *options: str) -> str:
+    command = [sys.executable, "-m", "tiny_vllm.course", name, "--device", "cpu", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"the experiment {name} failed:\n{done.stdout}{done.stderr}")
-    return sections(done.stdout)
+        sys.exit(f"course_pages.py: the experiment {name} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def cuda_sections(name: str) -> dict[str, str]:
@@ -309,8 +313,7 @@ def figures(names: list[str]) -> int:
     for name in names:
         file = COURSE / "figures" / f"{chapter_page(name).stem}.svg"
         file.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tiny_vllm.course", name, "--device", "cpu", "--figure", str(file)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        _run_experiment(name, "--figure", str(file))
         print(f"wrote {file.relative_to(ROOT)}")
     return 0
 
