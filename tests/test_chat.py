@@ -315,10 +315,14 @@ class Terminal:
         assert re.search(pattern, answer), answer
         return answer
 
-    def end(self) -> int:
+    def end(self, seconds: float = 20) -> int:
+        """Its exit status. Fails if it does not end by itself."""
+        end = time.monotonic() + seconds
         with contextlib.suppress(OSError):  # until the program closes its side
-            while os.read(self.master, 65536):
-                pass
+            while select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
+                assert time.monotonic() < end, "the program goes on writing"
+                if not os.read(self.master, 65536):
+                    break
         return self.process.wait(20)
 
 
