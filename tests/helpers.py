@@ -139,7 +139,8 @@ def python_process(script: str) -> list[str]:
     return [
         sys.executable,
         "-c",
-        f"{begin}; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}",
+        f"{begin}; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"signal.signal(signal.SIGQUIT, signal.SIG_DFL)\n{script}",
     ]
 
 

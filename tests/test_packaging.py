@@ -111,7 +111,15 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "bash run.sh" in metadata.get_payload()
     assert "inference" in metadata["Keywords"]
-    assert set(metadata.get_all("Provides-Extra")) == {"test", "bench", "server", "hf", "lint"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "test",
+        "bench",
+        "server",
+        "hf",
+        "lint",
+        "course",
+        "site",
+    }
 
 
 def test_sdist_holds_the_source_and_no_leftovers(sdist: Path) -> None:

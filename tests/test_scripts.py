@@ -175,7 +175,7 @@ def test_unknown_extra_is_refused(clone: Path, elsewhere: tuple[Path, dict[str, 
     folder, env = elsewhere
     done = steps.run_any(clone / "build.sh", "nosuch", cwd=folder, env=env)
     assert done.returncode == 2
-    assert "no extra is called nosuch; there are: server bench test lint hf\n" in done.stdout
+    assert "no extra is called nosuch; there are: server bench test course site lint hf\n" in done.stdout
 
 
 def fake_python(folder: Path, body: str) -> str:
