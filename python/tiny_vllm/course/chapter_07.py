@@ -6,7 +6,6 @@ What cuBLAS is asked for, three products of our own, and why one row costs as mu
 from __future__ import annotations
 
 import ctypes
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,20 @@ import numpy as np
 from tiny_vllm import _core, ops
 from tiny_vllm.bundled import bundled_model_folder
 from tiny_vllm.course.chapter_03 import SECTOR, WARP, sectors_of
-from tiny_vllm.course.lab import BLUE, GREEN, ORANGE, REPOSITORY, Data, kernels, measured, say, section, table
+from tiny_vllm.course.lab import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Data,
+    kernels,
+    measured,
+    read_report,
+    say,
+    section,
+    table,
+)
 
 VERSIONS = ("naive", "tiled", "warp a row")
-REPORT = REPOSITORY / "benchmarks" / "results" / "cuda_kernels.json"
 ROWS = (1, 2, 8, 16, 32, 64, 256, 2048, 8192)
 
 
@@ -144,7 +153,7 @@ def run(device: str) -> Data:
     say(f"A weight of {weight.shape[0]} x {weight.shape[1]} numbers, on {where}.")
 
     section("Few rows")
-    report = json.loads(REPORT.read_text(encoding="utf-8"))
+    report = read_report("cuda_kernels")
     found = {row["name"]: row for row in report["kernels"]}
     times = {m: found[f"cublas gate_up m={m}"]["us"] for m in ROWS}
     reads, computes = report["ceilings"]["read_gb_s"], report["ceilings"]["gemm_tflop_s"]

@@ -5,7 +5,6 @@ What is computed again without a cache, what one costs, and the two ceilings of 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +19,14 @@ from tiny_vllm.course.lab import (
     GREY,
     ORANGE,
     RED,
-    REPOSITORY,
     Data,
     measured,
+    read_report,
+    repository_file,
     say,
     section,
     table,
 )
-from tiny_vllm.errors import Error
 from tiny_vllm.ops import bfloat16
 
 PROMPT = "The capital of France is"
@@ -119,7 +118,7 @@ def run(device: str) -> Data:
     _steps(engine, model.config, device, bandwidth)
 
     section("The two ceilings of an H200")
-    report = _report()
+    report = read_report("cuda_kernels")
     memory, compute = report["ceilings"]["read_gb_s"] * 1e9, report["ceilings"]["gemm_tflop_s"] * 1e12
     points = {k["name"]: (k["flops"] / k["bytes"], k["flops"] / k["us"] / 1e6) for k in report["kernels"]}
     ridge = compute / memory
@@ -289,18 +288,7 @@ def _flops(config: Any, rows: int) -> int:
 
 
 def _config_1b() -> Any:
-    return _core.parse_config(_file("benchmarks/llama-3.2-1b-shape/config.json"))
-
-
-def _report() -> Any:
-    return json.loads(_file("benchmarks/results/cuda_kernels.json"))
-
-
-def _file(name: str) -> str:
-    path = REPOSITORY / name
-    if not path.is_file():
-        raise Error(f"{path} is missing: this experiment needs the repository")
-    return path.read_text(encoding="utf-8")
+    return _core.parse_config(repository_file("benchmarks/llama-3.2-1b-shape/config.json").read_text("utf-8"))
 
 
 def draw(data: Data, figure: Any) -> None:

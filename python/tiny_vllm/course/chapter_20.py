@@ -6,7 +6,6 @@ What a step launches, what fusing and recording save, and what must not be in a 
 from __future__ import annotations
 
 import ctypes
-import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,19 @@ from typing import Any
 import numpy as np
 
 from tiny_vllm import Engine, SamplingParams, _core
-from tiny_vllm.course.lab import BLUE, GREY, ORANGE, REPOSITORY, Data, kernels, measured, say, section, table
+from tiny_vllm.course.lab import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Data,
+    kernels,
+    measured,
+    read_report,
+    say,
+    section,
+    table,
+)
 
-RESULTS = REPOSITORY / "benchmarks" / "results"
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # cuda_backend.cu
 SMALL_KERNEL = 1.5  # µs: what a kernel costs that does next to nothing (docs/design.md)
 LENGTHS = (6, 10, 14, 18, 22, 26, 30, 34, 38, 42)
@@ -81,7 +90,7 @@ def run(device: str) -> Data:
 
 def _where_the_time_goes() -> None:
     section("Where a step's time goes")
-    report = json.loads((RESULTS / "cuda_kernels.json").read_text(encoding="utf-8"))
+    report = read_report("cuda_kernels")
     us = {row["name"]: row["us"] for row in report["kernels"]}
     step = _step_times()[1]
     products = 16 * sum(
@@ -172,7 +181,7 @@ def _launches() -> Data:
 
 def _step_times() -> dict[int, float]:
     """What a step of decodes takes on the GPU of the report, in µs, by its rows."""
-    report = json.loads((RESULTS / "cuda_engine.json").read_text(encoding="utf-8"))
+    report = read_report("cuda_engine")
     found = {row["case"]: row["median"] for row in report["results"]}
     times = {1: found["batch 1, 32-token prompt, 128 new: per decoded token"] * 1e3}
     for rows in (8, 64):

@@ -6,7 +6,6 @@ recorded report of a GPU says when its bytes stand beside its times.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,16 +20,15 @@ from tiny_vllm.course.lab import (
     GREY,
     ORANGE,
     RED,
-    REPOSITORY,
     Data,
     measured,
+    read_report,
     say,
     section,
     table,
 )
 from tiny_vllm.cuda_libraries import find_cuda_libraries
 
-RESULTS = REPOSITORY / "benchmarks" / "results"
 LAYERS = 30
 COPIES = 5  # of the weights of all layers: together they are larger than most caches
 
@@ -258,7 +256,7 @@ def _trace(device: str) -> None:
 
 def _cost_of_events() -> None:
     section("A difference and its spread")
-    report = json.loads((RESULTS / "events_cuda.json").read_text(encoding="utf-8"))
+    report = read_report("events_cuda")
     lines = []
     for row in report["results"]:
         cost, spread = row["cost_percent"], row["spread_percent"]
@@ -306,7 +304,7 @@ def _ideal_us(kernel: dict[str, Any], read_gb_s: float, tflop_s: float) -> float
 
 
 def _gpu_report() -> Data:
-    report = json.loads((RESULTS / "cuda_kernels.json").read_text(encoding="utf-8"))
+    report = read_report("cuda_kernels")
     read, copy = report["ceilings"]["read_gb_s"], report["ceilings"]["copy_gb_s"]
     peak = report["ceilings"]["gemm_tflop_s"]
     by_name = {k["name"]: k for k in report["kernels"]}
@@ -333,7 +331,7 @@ def _gpu_report() -> Data:
             )
         )
     table(("kernel", "calls", "µs a call", "at least", "share", "lost in a step, µs"), lines)
-    engine = json.loads((RESULTS / "cuda_engine.json").read_text(encoding="utf-8"))
+    engine = read_report("cuda_engine")
     step = next(r for r in engine["results"] if r["case"].startswith("batch 1,"))
     say(
         f"Together {total:.0f} µs, where the bytes need {total_ideal:.0f} µs. "

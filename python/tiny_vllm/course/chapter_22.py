@@ -7,7 +7,6 @@ with the real scheduler and a clock of our own, and what a token costs.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import time
@@ -17,7 +16,18 @@ from typing import Any
 import numpy as np
 
 from tiny_vllm import AsyncEngine, Engine, RequestOutput, RequestOutputKind, SamplingParams, _core
-from tiny_vllm.course.lab import BLUE, GREEN, GREY, ORANGE, REPOSITORY, Data, measured, say, section, table
+from tiny_vllm.course.lab import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Data,
+    measured,
+    read_report,
+    say,
+    section,
+    table,
+)
 
 PROMPTS = {
     "Ana": "The capital of France is",
@@ -198,7 +208,7 @@ def _queue(device: str) -> None:
 
 def _simulation() -> Data:
     """The real scheduler, arrivals by chance, and a clock that moves by what a step takes on an H200."""
-    results = json.loads((REPOSITORY / "benchmarks" / "results" / "cuda_engine.json").read_text("utf-8"))
+    results = read_report("cuda_engine")
     median = {row["case"]: row["median"] for row in results["results"]}
     batches = [1, 8, 32, 64, 256]
     decode = [median["batch 1, 32-token prompt, 128 new: per decoded token"] / 1e3]
@@ -331,7 +341,7 @@ def _serve(
 
 def _cost() -> Data:
     price = float(os.environ.get("PRICE_PER_HOUR", "1.00"))
-    results = json.loads((REPOSITORY / "benchmarks" / "results" / "cuda_engine.json").read_text("utf-8"))
+    results = read_report("cuda_engine")
     lines, points = [], []
     for row in results["results"]:
         tokens, case = _tokens_per_second(row)

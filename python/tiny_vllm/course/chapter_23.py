@@ -19,7 +19,17 @@ import numpy.typing as npt
 
 from tiny_vllm import Engine, SamplingParams, _core, ops
 from tiny_vllm.bundled import bundled_model_folder
-from tiny_vllm.course.lab import BLUE, GREEN, GREY, ORANGE, REPOSITORY, Data, say, section, table
+from tiny_vllm.course.lab import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Data,
+    read_report,
+    say,
+    section,
+    table,
+)
 from tiny_vllm.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
@@ -56,8 +66,7 @@ def run(device: str) -> Data:
 
 
 def _several_gpus() -> None:
-    results = REPOSITORY / "benchmarks" / "results"
-    ceilings = json.loads((results / "cuda_kernels.json").read_text("utf-8"))["ceilings"]
+    ceilings = read_report("cuda_kernels")["ceilings"]
     layers, dim, weights = 16, 2048, 2.47e9
     lines = []
     for gpus in (1, 2, 4, 8):

@@ -99,6 +99,26 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print(line.rstrip())
 
 
+# ---- what is in the repository and not in an installed package
+
+
+def repository_file(name: str) -> Path:
+    """Raises Error, which names it, when it is not there."""
+    path = REPOSITORY / name
+    if not path.is_file():
+        raise Error(
+            f"{path} is missing: this experiment needs the repository, not the installed package alone"
+        )
+    return path
+
+
+def read_report(name: str) -> Data:
+    """benchmarks/results/NAME.json: what a benchmark measured."""
+    path = repository_file(f"benchmarks/results/{name}.json")
+    found: Data = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 # ---- the teaching kernels of course/kernels
 
 
@@ -120,12 +140,7 @@ class Kernels:
 
 def kernels(name: str, device: str) -> Kernels:
     """course/kernels/NAME, as it runs on a GPU or, with simt.h, on a CPU."""
-    path = REPOSITORY / "course" / "kernels" / name
-    if not path.is_file():
-        raise Error(
-            f"{path} is missing: this experiment needs the repository, not the installed package alone"
-        )
-    return Kernels(path, device)
+    return Kernels(repository_file(f"course/kernels/{name}"), device)
 
 
 def pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
